@@ -85,8 +85,9 @@ def is_alive(pid: int) -> bool:
 
 @contextmanager
 def running(folder: Path, *flags: str, env: dict[str, str] | None = None) -> Iterator[Site]:
-    with qcli_serve(folder / "data", "--admin=127.0.0.1:0", *flags, env=env) as broker:
-        yield Site(broker, json.loads((folder / "data.addresses.json").read_text()))
+    file = folder / "addresses.json"
+    with qcli_serve(folder / "data", "--admin=127.0.0.1:0", *flags, env=env, address_file=file) as broker:
+        yield Site(broker, json.loads(file.read_text()))
 
 
 def refused(folder: Path, *flags: str, env: dict[str, str] | None = None) -> str:
@@ -118,7 +119,7 @@ def test_one_command_and_one_url(tmp_path: Path) -> None:
         polls = [line for line in site.broker.log() if "GET /stats" in line or "GET /info" in line]
         assert polls == []
     assert not is_alive(console)
-    assert not (tmp_path / "data.addresses.json").exists()
+    assert not (tmp_path / "addresses.json").exists()
 
 
 def test_killed_console_is_started_again_and_a_killed_broker_ends_it(tmp_path: Path) -> None:

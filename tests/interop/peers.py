@@ -435,16 +435,23 @@ def prometheus(config: Path, data_path: Path) -> Iterator[str]:
 
 @contextmanager
 def qcli_serve(
-    data_path: Path, *flags: str, python: Path | str = sys.executable, env: dict[str, str] | None = None
+    data_path: Path,
+    *flags: str,
+    python: Path | str = sys.executable,
+    env: dict[str, str] | None = None,
+    address_file: Path | None = None,
 ) -> Iterator[Broker]:
     """Run our broker on free loopback ports, with its data in ``data_path``, whose parent must exist.
 
     ``flags`` are further flags of ``qcli serve``; ``python`` has the package installed; ``env`` are further variables
-    of the environment. The block may end the process itself. If it still runs when the block exits, it gets SIGTERM,
-    and the test fails unless the exit code is 0.
+    of the environment. ``address_file`` is where the broker writes its addresses; None: in a folder that is removed at
+    the end, not beside the data, whose disk may be full.
+
+    The block may end the process itself. If it still runs when the block exits, it gets SIGTERM, and the test fails
+    unless the exit code is 0.
     """
-    with TemporaryDirectory(prefix="addresses-") as folder:  # the disk of the data may be full
-        address_file = Path(folder, "addresses.json")
+    with TemporaryDirectory(prefix="addresses-") as folder:
+        file = address_file or Path(folder, "addresses.json")
         argv = [
             *(str(python), "-m", "qcli", "serve"),
             f"--data-path={data_path}",
@@ -452,13 +459,13 @@ def qcli_serve(
             f"--http-address={free_address()}",
             "--broadcast-address=127.0.0.1",
             *([f"--https-address={free_address()}"] if _has_tls(flags) else []),
-            f"--address-file={address_file}",
+            f"--address-file={file}",
             *flags,
         ]
 
         def addresses(child: Child) -> tuple[str, str, str]:
             _await_line(child, re.compile(r"^ready\b"))
-            bound = json.loads(address_file.read_text())
+            bound = json.loads(file.read_text())
             return bound["tcp_address"], bound["http_address"], bound.get("https_address") or ""
 
         with _broker(argv, addresses, env) as broker:
