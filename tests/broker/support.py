@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -354,6 +354,11 @@ def open_files() -> list[str]:
         except OSError:
             pass  # the descriptor of the listing itself
     return sorted(found)
+
+
+def left_open(before: list[str]) -> list[str]:
+    """Return the files that are open and were not before. Others may be closed: earlier tests' threads still end."""
+    return sorted((Counter(open_files()) - Counter(before)).elements())
 
 
 class TopicsFiles(Files):

@@ -2,6 +2,9 @@
 
 Each member has a namespace with an address of its own, on a bridge. A packet is lost if the sender takes another
 Ethernet address for the receiver's.
+
+No interface outside of these namespaces gets an address; routes make this process's addresses local instead. Browsers
+that watch the machine's addresses end their requests with ``ERR_NETWORK_CHANGED`` when one comes or goes.
 """
 
 import itertools
@@ -21,7 +24,7 @@ class Network:
     """See `network`.
 
     Attributes:
-        host: The address of this process, on the bridge.
+        host: The address of this process.
         clients: The prefix of addresses that clients may connect from; two numbers follow.
     """
 
@@ -35,12 +38,16 @@ class Network:
         self.clients = f"10.{100 + number}"
         _ip("link", "add", self._name, "type", "bridge")
         stack.callback(_ip, "link", "del", self._name)
-        _ip("addr", "add", f"{self.host}/24", "dev", self._name)
-        _ip("link", "set", self._name, "up")
-        _ip(
-            "route", "add", "local", f"{self.clients}.128.0/17", "dev", "lo"
-        )  # all of these are this process's
-        stack.callback(_ip, "route", "del", "local", f"{self.clients}.128.0/17", "dev", "lo")
+        self._be(f"{self.host}/32")
+        self._be(f"{self.clients}.128.0/17")
+        _up(self._name)
+        _ip("route", "add", f"{self._prefix}.0/24", "dev", self._name, "src", self.host)
+
+    def _be(self, addresses: str) -> None:
+        """Make addresses this process's."""
+        route = ("local", addresses, "dev", "lo")
+        _ip("route", "add", *route)
+        self._stack.callback(_ip, "route", "del", *route)
 
     def add(self) -> "Place":
         """Add a namespace."""
@@ -51,7 +58,8 @@ class Network:
         self._stack.callback(_ip, "netns", "del", place.namespace)
         _ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", place.namespace)
         self._stack.callback(_ip, "link", "del", outside)
-        _ip("link", "set", outside, "master", self._name, "up")
+        _ip("link", "set", outside, "master", self._name)
+        _up(outside)
         place.ip("addr", "add", f"{place.host}/24", "dev", "eth0")
         place.ip("link", "set", "lo", "up")
         place.ip("link", "set", "eth0", "up")
@@ -121,6 +129,12 @@ def network() -> Iterator[Network]:
         except (OSError, subprocess.CalledProcessError) as exc:
             pytest.skip(f"network namespaces cannot be created here: {exc}")
         yield made
+
+
+def _up(interface: str) -> None:
+    """Start an interface without an address."""
+    _ip("link", "set", interface, "addrgenmode", "none")
+    _ip("link", "set", interface, "up")
 
 
 def _ip(*words: str) -> None:

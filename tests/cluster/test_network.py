@@ -1,6 +1,7 @@
 """Tests for the network of namespaces: each direction of packets can get lost, and clients have many addresses."""
 
 import socket
+import subprocess
 import sys
 import time
 from contextlib import closing
@@ -52,3 +53,19 @@ def test_packets_are_lost_in_each_direction() -> None:
             client = f"{net.clients}.130.7"
             with socket.create_connection((other.host, 5000), PATIENCE_S, (client, 0)) as connection:
                 assert connection.recv(100).decode() == client
+
+
+def test_the_machine_gets_no_address() -> None:
+    def addresses() -> list[str]:
+        shown = subprocess.run(["ip", "-o", "address"], check=True, capture_output=True, text=True).stdout
+        return sorted(" ".join(line.split()[1:4]) for line in shown.splitlines())
+
+    before = addresses()
+    with network() as net:
+        one, other = net.add(), net.add()
+        with closing(
+            Child(["ip", "netns", "exec", other.namespace, sys.executable, "-c", _SERVER])
+        ) as server:
+            assert server.stdout.next(time.monotonic() + PATIENCE_S) == "ready"
+            assert ask(one, other.host, PATIENCE_S) == one.host
+            assert addresses() == before

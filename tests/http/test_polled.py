@@ -13,7 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from broker.support import open_files, open_files_before, serve_clients, settle
+from broker.support import left_open, open_files_before, serve_clients, settle
 from trio_nsq.event_loop.reactor import Poller
 from trio_nsq.http import (
     IDLE_TIMEOUT_S,
@@ -308,7 +308,7 @@ async def test_client_that_leaves_before_its_answer() -> None:
             await desk.ended.wait()
         assert desk.begun == [b"1"]
         assert desk.error is None
-    assert open_files() == before
+    assert not left_open(before)
 
 
 async def test_answer_to_a_closed_connection_is_dropped() -> None:
@@ -320,7 +320,7 @@ async def test_answer_to_a_closed_connection_is_dropped() -> None:
         desk.answer()
         assert desk.begun == [b"1"]
         assert desk.reported == []
-    assert open_files() == before
+    assert not left_open(before)
 
 
 async def test_last_request_goes_to_the_task() -> None:
