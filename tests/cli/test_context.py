@@ -192,5 +192,9 @@ def test_use_says_what_overrides_it(cli: Cli) -> None:
     for args in ([], ["a", "--none"]):
         assert cli("context", "use", *args).code == 2
     unknown = cli("context", "use", "aa")
-    assert (unknown.code, cli("context", "show", "aa").code) == (2, 2)
+    shown_unknown = cli("context", "show", "aa")
+    assert (unknown.code, shown_unknown.code) == (2, 2)
     assert unknown.err.startswith("Error: There is no context aa (did you mean a?). ")
+    assert (
+        "Error: Invalid value for '[NAME]': There is no context aa (did you mean a?). " in shown_unknown.err
+    )

@@ -106,28 +106,38 @@ class ContextOption(GroupedOption):
         Raises UsageError: there is no such context; Failure: the file is wrong.
         """
         source = ctx.get_parameter_source(_PARAMETER)
-        before = ctx.meta.get(_NAMED_BEFORE)
-        if source is ParameterSource.COMMANDLINE or before is not None:
-            name = name if source is ParameterSource.COMMANDLINE else before
+        typed: tuple[str | None, click.Parameter] | None = (
+            (name, self) if source is ParameterSource.COMMANDLINE else ctx.meta.get(_NAMED_BEFORE)
+        )
+        if typed is not None:
+            name, param = typed
             if name:
                 ctx.meta[IGNORED_VARIABLES] = frozenset(_parameters(ctx))
-                self._use(ctx, name, CONTEXT_OPTION, keeps_addresses=not typed_address)
+                self._use(ctx, name, CONTEXT_OPTION, param, keeps_addresses=not typed_address)
             return
         if replaced_by := typed_address or address_variable():
             ctx.meta[_REPLACED] = name, replaced_by  # not even the file is read
         elif name:
-            self._use(ctx, name, CONTEXT_VARIABLE)
+            self._use(ctx, name, CONTEXT_VARIABLE, self)
         elif name := read_contexts().current:
-            self._use(ctx, name, BY_USE)
+            self._use(ctx, name, BY_USE, self)
 
-    def _use(self, ctx: click.Context, name: str, origin: str, *, keeps_addresses: bool = True) -> None:
+    def _use(
+        self,
+        ctx: click.Context,
+        name: str,
+        origin: str,
+        param: click.Parameter,
+        *,
+        keeps_addresses: bool = True,
+    ) -> None:
         contexts = read_contexts()
         context = contexts.get(name)
         if context is None:
             error = contexts.unknown(name, "To choose one: qcli context use NAME" if origin == BY_USE else "")
             if origin == BY_USE:
                 raise Failure(f"{contexts.current_place()}: {error.message}", error.exit_code)
-            raise click.BadParameter(error.message, ctx, self)
+            raise click.BadParameter(error.message, ctx, param)
         if "auth_secret_command" in context.values and writable_by_others(contexts.path):
             raise Failure(
                 f"{contexts.path}: other users can change this file or its folder, and with it the auth_secret_command "
@@ -190,10 +200,10 @@ def address_variable() -> str:
     return next(filter(os.environ.get, (f"QCLI_{key.upper()}" for key in ADDRESSES)), "")
 
 
-def name_context(ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:
+def name_context(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
     """Use this context, as if it were typed after `--context`: a callback for a parameter that comes before."""
     if name is not None:
-        ctx.meta[_NAMED_BEFORE] = name
+        ctx.meta[_NAMED_BEFORE] = name, param
     return name
 
 
