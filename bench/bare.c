@@ -1,11 +1,11 @@
-/* The least that a server does for PUB: it receives, appends to a file, and answers OK. Linux, one thread.
+/* The least that a server does for PUB and MPUB: it receives, appends to a file, and answers OK. Linux, one thread.
  *
  *     bare PORT FILE [sync]
  *
  * Each round serves all clients that have sent something, with one write. With `sync`, the file is synced before the
- * answers, once no client has more to send; zeros are written ahead, as the broker's log does. Like the broker, it
+ * answers, once no client has more to send; zeros are written ahead of small writes, as the broker's log does. Like the broker, it
  * busy-waits for 50 us before it sleeps. It has no topics, checksums, message ids, limits or errors: a server with them
- * takes more. A client must wait for its OK, and a request has at most 64 KiB. The address is 127.0.0.1.
+ * takes more. A client must wait for its OK, and a request has at most 4 MiB. The address is 127.0.0.1.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CLIENTS = 1024, REQUEST = 65536, RECORD_HEADER = 60, AHEAD = 131072 };
+enum { CLIENTS = 1024, REQUEST = 4 << 20, RECORD_HEADER = 60, AHEAD = 131072, SMALL = 32768 };
 
 struct client {
     int fd;
@@ -29,8 +29,8 @@ struct client {
 };
 
 static const char ok[] = {0, 0, 0, 6, 0, 0, 0, 0, 'O', 'K'};
-static char records[CLIENTS * (RECORD_HEADER + REQUEST)], zeros[AHEAD];
-static size_t gathered; /* bytes in `records` */
+static char *records, zeros[AHEAD];
+static size_t gathered, room; /* bytes in `records`, and allocated */
 
 static void fail(const char *what) {
     perror(what);
@@ -66,7 +66,9 @@ static void execute(struct client *client) {
         size = ntohl(size);
         if (size > REQUEST || body + size > client->received + client->filled)
             break;
-        if (!memcmp(command, "PUB ", 4)) {
+        if (!memcmp(command, "PUB ", 4) || !memcmp(command, "MPUB ", 5)) {
+            if (gathered + RECORD_HEADER + size > room && !(records = realloc(records, room += 2 * REQUEST)))
+                fail("realloc");
             memset(records + gathered, 1, RECORD_HEADER);
             memcpy(records + gathered + RECORD_HEADER, body, size);
             gathered += RECORD_HEADER + size;
@@ -99,7 +101,9 @@ int main(int count, char **words) {
         for (int n = 0; n < found; n++) {
             struct client *client = events[n].data.ptr;
             if (!client) {
-                client = calloc(1, sizeof *client);
+                if (!(client = malloc(sizeof *client)))
+                    fail("malloc");
+                client->answers = client->filled = 0;
                 client->fd = accept(listener, NULL, NULL);
                 setsockopt(client->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
                 event.data.ptr = client;
@@ -122,7 +126,7 @@ int main(int count, char **words) {
         if (gathered && pwrite(file, records, gathered, end) != (ssize_t)gathered)
             fail(words[2]);
         end += gathered;
-        if (syncs && end > zeros_to) {
+        if (syncs && gathered <= SMALL && end > zeros_to) {
             if (pwrite(file, zeros, AHEAD, end) != AHEAD)
                 fail(words[2]);
             zeros_to = end + AHEAD;

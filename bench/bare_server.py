@@ -1,4 +1,4 @@
-"""Run `bare.c`: what no server of one thread can be faster than, at single publishes over the same connections."""
+"""Run `bare.c`: what no server of one thread can be faster than, at publishes over the same connections."""
 
 import os
 import shutil
@@ -6,18 +6,30 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.contenders import process_cpu_s
-from bench.loads import goload
+from bench.loads import goload, writing
 
 from interop.peers import free_ports
 
 _SOURCE = Path(__file__).with_name("bare.c")
 
 
-def bare_publishes(folder: Path, seconds: float, connections: int, *, synced: bool) -> dict[str, float]:
+@dataclass(frozen=True)
+class _Bare:
+    """The running server: a `bench.loads.Target`."""
+
+    tcp_address: str
+    pid: int
+
+    def log(self) -> list[str]:
+        return []
+
+
+def bare_singles(folder: Path, seconds: float, connections: int, *, synced: bool) -> dict[str, float]:
     """Publish to it with PUB; as `publish_singles`.
 
     Args:
@@ -27,16 +39,28 @@ def bare_publishes(folder: Path, seconds: float, connections: int, *, synced: bo
     Raises:
         RuntimeError: There is no C compiler.
     """
-    with _running(folder, synced=synced) as (pid, address):
-        before_s = process_cpu_s(pid)
-        told = goload("pub", address, connections=connections, runfor=f"{seconds}s")
-        cpu_us = 1e6 * (process_cpu_s(pid) - before_s) / told["messages"]
-    return {"rate": told["messages"] / told["seconds"], "cpu_us": cpu_us}
+    with _running(folder, synced=synced) as bare:
+        before_s = process_cpu_s(bare.pid)
+        told = goload("pub", bare.tcp_address, connections=connections, runfor=f"{seconds}s")
+        return _figures(bare, before_s, told["messages"] / told["seconds"], told["messages"])
+
+
+def bare_batches(
+    folder: Path, seconds: float, connections: int, batch: int, size: int, *, synced: bool
+) -> dict[str, float]:
+    """Publish to it with MPUB; as `publish_batches`. Arguments and errors as `bare_singles`."""
+    with _running(folder, synced=synced) as bare:
+        before_s = process_cpu_s(bare.pid)
+        rates = writing(bare, seconds, connections, batch=batch, size=size).finish()
+        return _figures(bare, before_s, rates.rate, rates.messages)
+
+
+def _figures(bare: _Bare, before_s: float, rate: float, messages: float) -> dict[str, float]:
+    return {"rate": rate, "cpu_us": 1e6 * (process_cpu_s(bare.pid) - before_s) / messages}
 
 
 @contextmanager
-def _running(folder: Path, *, synced: bool) -> Iterator[tuple[int, str]]:
-    """Yield its process id and its address."""
+def _running(folder: Path, *, synced: bool) -> Iterator[_Bare]:
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         raise RuntimeError(f"there is no C compiler for {_SOURCE}; set CC")
@@ -49,7 +73,7 @@ def _running(folder: Path, *, synced: bool) -> Iterator[tuple[int, str]]:
             while not _listens(port):
                 if process.poll() is not None:
                     raise RuntimeError(f"{_SOURCE} has ended")
-            yield process.pid, f"127.0.0.1:{port}"
+            yield _Bare(f"127.0.0.1:{port}", process.pid)
         finally:
             process.kill()
             process.wait()

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench import backlog
-from bench.bare_server import bare_publishes
+from bench.bare_server import bare_batches, bare_singles
 from bench.clients import CONSUME, PUBLISH_SINGLES, Job, run_client
 from bench.clients import CONTENDERS as CLIENTS
 from bench.connections import Client, Clients, prepare_nsqd, prepare_ours, topics_of
@@ -480,12 +480,14 @@ _BESIDE_BARE = (Goal(I, BARE), Goal(F, BARE_SYNCED))
 """For information: how far a broker is from the least that a server does."""
 
 
-def _bare_limits(connections: int) -> dict[str, Limit]:
-    """Return the limits for PUB over so many connections."""
-    return {
-        name: partial(bare_publishes, connections=connections, synced=name == BARE_SYNCED)
-        for name in (BARE, BARE_SYNCED)
-    }
+def _bare_limits(connections: int, batch: int = 1, size: int = BODY_BYTES) -> dict[str, Limit]:
+    """Return the limits for PUB over so many connections, or for MPUB if `batch` is not 1."""
+    measure = (
+        partial(bare_singles, connections=connections)
+        if batch == 1
+        else partial(bare_batches, connections=connections, batch=batch, size=size)
+    )
+    return {name: partial(measure, synced=name == BARE_SYNCED) for name in (BARE, BARE_SYNCED)}
 
 
 def _body(size: int, name: str, batch: int, goals: tuple[Goal, ...]) -> Workload:
@@ -494,7 +496,9 @@ def _body(size: int, name: str, batch: int, goals: tuple[Goal, ...]) -> Workload
         DISK: partial(disk_rate, connections=2, batch=batch, size=size),
         WRITTEN: partial(written, batch=batch, size=size),
         RECEIVED: partial(received, connections=2, batch=batch, size=size),
+        **_bare_limits(2, batch, size),
     }
+    goals = (*goals, *_BESIDE_BARE)
     compared = {goal.other for goal in goals}
     return Workload(
         f"body-{name.replace(' ', '').lower()}",
@@ -518,16 +522,23 @@ WORKLOADS = [
                 "publish, MPUB of 200, 2 connections",
                 "rate",
                 "msg/s",
-                _goals(1.5, 0.6, safe_i=4, safe_f=500, show_disk=True),
+                (*_goals(1.5, 0.6, safe_i=4, safe_f=500, show_disk=True), *_BESIDE_BARE),
             ),
         ),
-        {DISK: partial(disk_rate, connections=2)},
+        {DISK: partial(disk_rate, connections=2), **_bare_limits(2, BATCH)},
     ),
     Workload(
         "publish-batch-32",
         partial(publish_batches, connections=32),
-        (Row("publish, MPUB of 200, 32 connections", "rate", "msg/s", _goals(1.5, 1.2, show_disk=True)),),
-        {DISK: partial(disk_rate, connections=32)},
+        (
+            Row(
+                "publish, MPUB of 200, 32 connections",
+                "rate",
+                "msg/s",
+                (*_goals(1.5, 1.2, show_disk=True), *_BESIDE_BARE),
+            ),
+        ),
+        {DISK: partial(disk_rate, connections=32), **_bare_limits(32, BATCH)},
     ),
     Workload(
         "publish-one-2",
