@@ -65,12 +65,14 @@ def test_index_that_is_saved_after_the_next_file_begins_is_archived(tmp_path: Pa
     folder.parent.mkdir(parents=True)
     with closing(DiskLog(folder, segment_bytes=300_000)) as log:
         append_each(log, [batch(0, bytes(100_000)), batch(1, bytes(100_000))])
-        save_index = log.rotation()()()
+        rotation = log.rotation()
+        rotation.create()
+        rotation.use()
         append_each(log, [batch(2, b"in the next file")])
         segments = archive_of(data, archive)
         assert not segments.found
         if is_saved:
-            save_index()
+            rotation.finish()
         segments.archive(sealed_segments(RecordingFiles(data, OperationStream(1)), data), lambda: None)
         (found,) = segments.found.values()
     assert (found.end is not None) == is_saved

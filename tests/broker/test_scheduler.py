@@ -63,14 +63,24 @@ class HeldLog(MemoryLog):
         return False
 
     def rotation(self) -> Rotation:
-        def create() -> Callable[[], Callable[[], None]]:
-            assert self.go_on.wait(PATIENCE_S)
-            return lambda: lambda: None
-
-        return create
+        return HeldRotation(self)
 
     def sync_point(self) -> SyncPoint:
         return HeldSync(self)
+
+
+class HeldRotation:
+    """The beginning of a file that is created when its log is released."""
+
+    def __init__(self, log: HeldLog) -> None:
+        self._log = log
+
+    def create(self) -> None:
+        assert self._log.go_on.wait(PATIENCE_S)
+
+    def use(self) -> None: ...
+
+    def finish(self) -> None: ...
 
 
 class HeldSync:

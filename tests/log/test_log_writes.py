@@ -167,10 +167,12 @@ def test_much_is_synced_before_a_schedule_asks_for_it(tmp_path: Path) -> None:
 def test_file_discarded_while_its_index_is_saved_leaves_no_index(tmp_path: Path) -> None:
     log = DiskLog(tmp_path / "t", segment_bytes=600_000)
     log.append([batch(0, bytes(600_000))], sync=True)
-    save_index = log.rotation()()()
+    rotation = log.rotation()
+    rotation.create()
+    rotation.use()
     log.append([batch(1, b"in the next file")], sync=True)
     log.discard_before(1)
-    save_index()
+    rotation.finish()
     assert list((tmp_path / "t").glob("*.index")) == []
     log.close()
 

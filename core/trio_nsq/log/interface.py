@@ -79,9 +79,35 @@ class TimedLog(Protocol):
 DiskWork = Callable[[], Callable[[], None]]
 """Work for the disk, made in the log's thread. Any thread may call it: it changes no log, and blocks. The log's thread
 then calls what it returns, which changes the log. Raises LogError: nothing is to be changed."""
-Rotation = Callable[[], Callable[[], Callable[[], None]]]
-"""`DiskWork` that begins a file. What changes the log returns the rest, again for any thread: writes need not wait for
-it. It logs its errors, and may be left out."""
+
+
+class Rotation(Protocol):
+    """The beginning of a new file of a log, in three steps.
+
+    The log's thread calls `use`. Any thread may call the others, which change no log and block.
+    """
+
+    def create(self) -> None:
+        """Create the file. Raises LogError: the other steps must not follow."""
+
+    def use(self) -> None:
+        """Let the next writes go to it."""
+
+    def finish(self) -> None:
+        """Save what belongs to the file before, while the next one is written to. Logs its errors; may be left out."""
+
+
+class NothingToRotate:
+    """The `Rotation` of a log without files."""
+
+    def create(self) -> None:
+        """Nothing to do."""
+
+    def use(self) -> None:
+        """Nothing to do."""
+
+    def finish(self) -> None:
+        """Nothing to do."""
 
 
 class SyncPoint(Protocol):
@@ -178,9 +204,10 @@ class Log(Protocol):
         """Whether to sync now even if no schedule asks for it: much is unsynced, or the next file must wait for it."""
 
     def rotation(self) -> Rotation:
-        """Begin a new file for the next writes. All writes must be synced and committed, and none may follow meanwhile.
+        """Begin a new file for the next writes.
 
-        They are synced so that only the last file can be torn.
+        All writes must be synced, so that only the last file can be torn, and committed, and none may come before
+        `Rotation.use`.
         """
 
     def write(self, batches: Sequence[RecordBatch]) -> None:

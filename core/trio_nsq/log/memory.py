@@ -9,6 +9,7 @@ from .interface import (
     READ_BYTES,
     ArchivedFileFacts,
     LogFileFacts,
+    NothingToRotate,
     NothingToSync,
     Rotation,
     SyncPoint,
@@ -95,7 +96,7 @@ class MemoryLog:
 
     def rotation(self) -> Rotation:
         """Nothing to do."""
-        return lambda: lambda: lambda: None
+        return NothingToRotate()
 
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
         """As `Log.append`; `sync` has no effect."""

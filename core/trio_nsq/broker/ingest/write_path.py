@@ -13,7 +13,7 @@ publications with one write, or with several if they are large. The following st
 If a sync fails, all messages written after the last good sync are removed from the log, and their producers get an
 error. The removal itself is synced in the background, until that succeeds: before, a crash can bring them back.
 
-Creating a file of a log blocks on the disk, so a thread does it. Publications to the topic are collected meanwhile.
+Publications to a topic are collected while a new file of its log is created: see `Rotations`.
 """
 
 import logging
@@ -22,14 +22,13 @@ from functools import partial
 from itertools import chain
 from math import inf
 from time import perf_counter
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias
 
 import trio
 
 from ...event_loop.reactor import Poller
 from ...event_loop.retries import Delays
 from ...log import LogError, RecordBatch, is_disk_full
-from ...log.interface import Rotation
 from ...replication.barrier import ReplicationBarrier
 from ..delivery import Deliverer
 from ..errors import NotLeading, PublishRefused, TooFewInSync, TopicFull
@@ -40,20 +39,16 @@ from ..state.topic import Topic
 from ..storage.disk_reserve import DiskReserve
 from .local_sync import LocalSync, SyncJob
 from .publication import Group, Publication, Write, records_for
+from .rotations import Rotations
 from .scheduled_syncs import ScheduledSyncs
 from .sync_stage import LOCAL, MEMBERS, SyncStage
 from .write_ahead import WriteAhead
 
-_Result = TypeVar("_Result")
 Replicated: TypeAlias = tuple[Topic, int] | trio.Event
 """What waits for members: the write of a topic with this number, or a task."""
 
 logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
-_THREADS: Final = 16
-"""Threads for creating files of logs only."""
-_FINISHING_THREADS: Final = 2
-"""For the rest of rotations, which no publish waits for."""
 _PATIENCE_S: Final = 5.0
 _LARGE_BYTES: Final = 1024 * 1024
 """A group of this size gets no more publications, so that its producers send on while the next group is written:
@@ -111,8 +106,7 @@ class WritePath:
             nursery, poller, self._complete_synced, options.pacing, write_ahead=self._write_ahead
         )
         self.syncs: ScheduledSyncs = ScheduledSyncs(options, self.local)
-        self._threads = trio.CapacityLimiter(_THREADS)
-        self._finishing_threads = trio.CapacityLimiter(_FINISHING_THREADS)
+        self._rotations = Rotations(nursery, disk_reserve, self._resume)
         # Collected, not written; several groups if they are large. No list is empty.
         self._gathered: dict[Topic, list[Group]] = {}
         self.due: dict[Topic, None] = {}
@@ -120,7 +114,6 @@ class WritePath:
         self._is_called = False  # a call of `write_gathered` is scheduled
         self._holds: dict[Topic, trio.Semaphore] = {}  # topics whose logs must not be written
         self._changes: dict[Topic, trio.Event] = {}  # set when a hold, a sync or a rotation of the topic ends
-        self._finishing: set[Topic] = set()  # a thread saves what belongs to the file before the last one
         self._cutting: set[Topic] = set()  # topics whose refused messages are being removed durably
         self._abandoned_as: type[NotLeading] = NotLeading
         self._closed = False
@@ -524,7 +517,7 @@ class WritePath:
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
             if files and files[-1].next_sequence > files[-1].base_sequence:
-                await self._rotate(topic, self._disk_reserve.use)
+                await self._rotate(topic, on_full_disk=True)
         except LogError as exc:
             self._record_error(exc)
             return False
@@ -537,7 +530,7 @@ class WritePath:
         error: Exception | None = None
         try:
             with trio.CancelScope(shield=True):  # submitted publications are stored even if cancelled
-                await self._rotate(topic, self._append)
+                await self._rotate(topic, on_full_disk=False)
         except Exception as exc:
             error = exc
         if error is not None:
@@ -545,48 +538,19 @@ class WritePath:
                 group.complete(self._refusal(topic, error, group.size))
         self._release(topic)
 
-    async def _rotate(
-        self, topic: Topic, in_room: Callable[[Rotation], Callable[[], Callable[[], None]]]
-    ) -> None:
-        """Sync a held log's last file, so that only the last one can be torn, and begin a new one. Raises LogError."""
+    async def _rotate(self, topic: Topic, *, on_full_disk: bool) -> None:
+        """Sync a held log's last file, so that only the last one can be torn, and begin a new one.
+
+        Raises as `Rotations.begin`.
+        """
         log = topic.log
         log.finish_cut()
         needs_sync = log.unsynced_bytes > 0 or log.has_unsynced_cut
         if needs_sync and (error := await self.local.sync(topic, alone=True)) is not None:
             raise error
-        while topic in self._finishing:
+        while topic in self._rotations.finishing:
             await self._change(topic)
-        use = await trio.to_thread.run_sync(in_room, log.rotation(), limiter=self._threads)
-        finish = use()
-        self._finishing.add(topic)
-        self._nursery.start_soon(self._finish_rotation, topic, finish)
-
-    async def _finish_rotation(self, topic: Topic, finish: Callable[[], None]) -> None:
-        """Do the rest of a rotation, while the new file is written to."""
-        try:
-            with trio.CancelScope(shield=True):  # it waits only for the disk
-                await trio.to_thread.run_sync(self._finish, finish, limiter=self._finishing_threads)
-        except Exception:  # a defect in the broker must not stop it: the messages are stored
-            logger.exception("%s: the rest of a rotation failed", topic.name)
-        self._finishing.discard(topic)
-        self._resume(topic)
-
-    def _finish(self, finish: Callable[[], None]) -> None:
-        """Do the rest of a rotation, in a thread, unless the disk is full: appends need the room more."""
-        if not self._disk_reserve.begin_append():
-            try:
-                finish()
-            finally:
-                self._disk_reserve.end_append()
-
-    def _append(self, work: Callable[[], _Result]) -> _Result:
-        """Do work that takes space on the disk; in any thread. Raises PublishRefused."""
-        if reason := self._disk_reserve.begin_append():
-            raise PublishRefused(reason)
-        try:
-            return work()
-        finally:
-            self._disk_reserve.end_append()
+        await self._rotations.begin(topic, on_full_disk=on_full_disk)
 
     async def _hold(self, topic: Topic) -> None:
         """Take exclusive use of a topic's log: all writes are committed, and none follows before `_release`.
@@ -623,7 +587,7 @@ class WritePath:
     @property
     def _in_use(self) -> tuple[Collection[Topic], ...]:
         """The topics that have collected or written publications, that are held, or whose last file is finished."""
-        return self._gathered, self._stage.topics, self._holds, self._finishing
+        return self._gathered, self._stage.topics, self._holds, self._rotations.finishing
 
     async def until_idle(self, topic: Topic) -> None:
         """Wait until no message is being stored or synced. None is until the caller's next trio checkpoint."""

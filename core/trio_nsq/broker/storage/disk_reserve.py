@@ -15,6 +15,7 @@ from threading import Condition, Lock
 from typing import NamedTuple, TypeVar
 
 from ...log import Files, LogError, is_disk_full
+from ..errors import PublishRefused
 
 logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
@@ -107,6 +108,15 @@ class DiskReserve:
             self._appending -= 1
             if self.closed_because:
                 self._appends_ended.notify_all()
+
+    def append(self, work: Callable[[], _Result]) -> _Result:
+        """Do an append, which takes space on the disk. Raises PublishRefused if it is refused, and as `work` does."""
+        if reason := self.begin_append():
+            raise PublishRefused(reason)
+        try:
+            return work()
+        finally:
+            self.end_append()
 
     def record_failure(self, reason: str, size: int) -> None:
         """Record that an append of `size` bytes found the disk full."""

@@ -241,32 +241,29 @@ class DiskLog:
         """
         self.finish_cut()
         self.sync()  # so that only the last segment can be torn
-        use = self.rotation()()
-        save_index = use()
-        save_index()
+        rotation = self.rotation()
+        rotation.create()
+        rotation.use()
+        rotation.finish()
 
     def rotation(self) -> Rotation:
-        full = self._writer.segment if self._writer is not None else None
-        known, sequence = self._identity, self.next_sequence
+        return _NewFile(self)
 
-        def create() -> Callable[[], Callable[[], None]]:
-            identity = known or self._create_identity()
-            writer = SegmentWriter.create(
-                self._open_files, self.folder, sequence, self._now_ns(), identity.incarnation
-            )
+    def _begin_file(self) -> tuple[Identity, SegmentWriter]:
+        """Create the file for the next writes, in any thread."""
+        identity = self._identity or self._create_identity()
+        writer = SegmentWriter.create(
+            self._open_files, self.folder, self.next_sequence, self._now_ns(), identity.incarnation
+        )
+        return identity, writer
 
-            def use() -> Callable[[], None]:
-                self._identity = identity
-                writer.failed_syncs = self.failed_syncs
-                # An empty last segment of format 1 has the same base sequence: the new one replaces it.
-                before = (each for each in self._segments if each.base_sequence < sequence)
-                self._replace_segments((*before, writer.segment))
-                self._replace_writer(writer)
-                return full.save_index if full is not None else lambda: None
-
-            return use
-
-        return create
+    def _use_file(self, identity: Identity, writer: SegmentWriter) -> None:
+        self._identity = identity
+        writer.failed_syncs = self.failed_syncs
+        # An empty last segment of format 1 has the same base sequence: the new one replaces it.
+        before = (each for each in self._segments if each.base_sequence < writer.segment.base_sequence)
+        self._replace_segments((*before, writer.segment))
+        self._replace_writer(writer)
 
     def _create_identity(self) -> Identity:
         identity = Identity()
@@ -485,3 +482,23 @@ class DiskLog:
         if self._carried_forward is not None:
             self._carried_forward.close()
             self._replace_carried_forward(None)
+
+
+class _NewFile:
+    """The beginning of a new file: a `Rotation`."""
+
+    _created: tuple[Identity, SegmentWriter]  # by `create`
+
+    def __init__(self, log: DiskLog) -> None:
+        self._log = log
+        self._full = log._writer.segment if log._writer is not None else None
+
+    def create(self) -> None:
+        self._created = self._log._begin_file()
+
+    def use(self) -> None:
+        self._log._use_file(*self._created)
+
+    def finish(self) -> None:
+        if self._full is not None:
+            self._full.save_index()
