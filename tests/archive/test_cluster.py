@@ -58,7 +58,7 @@ async def test_the_archive_goes_on_after_a_failover(
             found = await archived(leader)
             assert found["checkpoints"] == 1, "each leader begins with one"
             assert "archive" not in json.loads((await follower.client.get("/cluster/member")).text)
-            leader.scope.cancel()
+            await leader.stop()
             await follower.leads()
             running[turn % 2] = await members.start(("one", "two")[turn % 2], **options)
             await follower.in_sync(2)

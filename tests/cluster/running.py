@@ -20,12 +20,19 @@ NAME = "prod"
 
 @dataclass
 class RunningMember:
-    """A member that runs; `bound` has its addresses, and `scope` ends it gracefully."""
+    """A member that runs; `bound` has its addresses."""
 
     folder: Path
     bound: BoundAddresses
     scope: trio.CancelScope
+    ended: trio.Event
     client: httpx.AsyncClient = field(repr=False)
+
+    async def stop(self) -> None:
+        """End it gracefully. Then another one may have its addresses and its folder."""
+        self.scope.cancel()
+        with trio.fail_after(PATIENCE_S):
+            await self.ended.wait()
 
     async def about(self) -> dict[str, Any]:
         """Return what it says about itself."""
@@ -109,7 +116,7 @@ class Members:
             **({"cluster_auth_secret_file": self._secret()} if "auth_file" in options else {})
             | (member or {}),
         )
-        scope, bound = await self._nursery.start(_serve, settings, about)
+        scope, ended, bound = await self._nursery.start(_serve, settings, about)
         # A new connection for each request: a follower passes all of a connection on.
         client = httpx.AsyncClient(
             base_url=f"http://{bound.http_address}",
@@ -117,7 +124,7 @@ class Members:
             limits=httpx.Limits(max_keepalive_connections=0),
         )
         self._clients.append(client)
-        return RunningMember(folder, bound, scope, client)
+        return RunningMember(folder, bound, scope, ended, client)
 
     def _secret(self) -> Path:
         """Return a file with a token that the members do not know."""
@@ -133,11 +140,15 @@ class Members:
 async def _serve(options: BrokerOptions, cluster: ClusterOptions, *, task_status: Any) -> None:
     class Started:
         def started(self, bound: BoundAddresses) -> None:
-            task_status.started((scope, bound))
+            task_status.started((scope, ended, bound))
 
+    ended = trio.Event()
     with trio.CancelScope() as scope:
         status: Any = Started()
-        await serve_member(options, cluster=cluster, task_status=status)
+        try:
+            await serve_member(options, cluster=cluster, task_status=status)
+        finally:
+            ended.set()
 
 
 @asynccontextmanager

@@ -92,7 +92,7 @@ async def test_switch_and_remove(tmp_path: Path, url: str, cluster: str) -> None
         gone = (await leader.about())["id"]
         refused = await qcli(follower, "cluster", "remove", gone, "--yes")
         assert (refused.code, "is connected: stop it first" in refused.err) == (1, True)
-        leader.scope.cancel()
+        await leader.stop()
         with trio.fail_after(PATIENCE_S):
             while (await qcli(follower, "cluster", "remove", gone, "--yes")).code:
                 pass
@@ -105,7 +105,7 @@ async def test_checks_fail_while_a_member_is_gone(tmp_path: Path, url: str, clus
     async with running_members(tmp_path, url, cluster) as members:
         leader, follower = await two_members(members)
         gone = (await follower.about())["id"]
-        follower.scope.cancel()
+        await follower.stop()
         with trio.fail_after(PATIENCE_S):
             while (await qcli(leader, "cluster", "status")).code != 1:
                 pass
@@ -130,7 +130,7 @@ async def test_promotion_after_the_leader_is_lost(tmp_path: Path) -> None:
         refused = await qcli(two, "cluster", "promote", "--yes")
         assert (refused.code, "follows a leader, which runs: stop that one first" in refused.err) == (1, True)
         assert (await one.publish("t", b"1")).text == "OK"
-        one.scope.cancel()
+        await one.stop()
         await two.until(lambda about: not about["is_following"])
         lost = await qcli(two, "cluster", "status")
         assert lost.code == 3

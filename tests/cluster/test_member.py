@@ -42,7 +42,7 @@ async def test_a_follower_takes_over_when_the_leader_stops(tmp_path: Path, url: 
             member = (one, two)[number % 2]
             assert (await member.publish("t", body.encode())).text == "OK"
         assert await two.bodies("t") == sent
-        one.scope.cancel()
+        await one.stop()
         await two.leads()
         assert await two.bodies("t") == sent
         assert (await two.publish("t", b"more")).text == "OK"
@@ -269,7 +269,7 @@ async def test_an_administrator_promotes_a_member_of_a_cluster_without_an_engine
         await two.in_sync(2)
         refused = await two.client.post("/cluster/promote")
         assert (refused.status_code, "stop that one first" in refused.text) == (409, True)
-        one.scope.cancel()
+        await one.stop()
         await two.until(lambda about: not about["is_following"])
         assert (await two.client.post("/cluster/promote")).status_code == 200
         await two.leads()
@@ -306,7 +306,7 @@ async def test_folders_that_must_not_take_part(tmp_path: Path, url: str, cluster
         assert not is_ready.is_set(), "it does not say so before it knows"
         assert refused.group_contains(StartupError, match="has 1 topics of a broker that is no member")
         assert contents(alone) == before
-        one.scope.cancel()
+        await one.stop()
     with pytest.raises(ExceptionGroup) as refused:
         async with running_members(tmp_path, url, "other") as members:
             await members.start("one")
@@ -431,7 +431,7 @@ async def test_a_member_that_was_replaced_is_forgotten(
         tcp, web = (f"127.0.0.1:{port}" for port in free_ports(2))
         two = await members.start("two", tcp_address=tcp, http_address=web, https_address="")
         await two.in_sync(2)
-        two.scope.cancel()
+        await two.stop()
         await one.in_sync(1)
         three = await members.start("three", tcp_address=tcp, http_address=web, https_address="")
         await three.in_sync(2)
@@ -475,7 +475,7 @@ async def test_a_cluster_that_began_anew_takes_no_member_of_the_former_one(
         two = await members.start("two")
         await two.in_sync(2)
         assert (await one.publish("t", b"before")).text == "OK"
-        one.scope.cancel()
+        await one.stop()
         await two.leads()
         etcd_member.remove(f"/trio-nsq/{cluster}/")
         etcd_member.revoke_leases()
@@ -485,10 +485,10 @@ async def test_a_cluster_that_began_anew_takes_no_member_of_the_former_one(
         await two.until(lambda about: "another cluster with the name" in about["reason"])
         another = await members.start("another")
         await another.in_sync(2)  # the value changes, and is seen again
-        another.scope.cancel()
+        await another.stop()
         await empty.in_sync(1)
         assert caplog.text.count("has another cluster with the name") == 1
-        empty.scope.cancel()
+        await empty.stop()
         assert (await two.client.post("/cluster/promote")).status_code == 200
         await two.leads()
         assert await two.bodies("t") == ["before"]

@@ -93,7 +93,7 @@ async def test_values(tmp_path: Path) -> None:
         found = await until(two, following=1, in_sync=1, forwards_total=forwarded + 1, epoch=epoch)
         assert found("cluster_position") > 0
         assert (found("cluster_waiting_connections"), found("disk_free_bytes") > 0) == (0, True)
-        two.scope.cancel()
+        await two.stop()
         found = await until(one, members=2, members_in_sync=1, followers_left_total=1)
         assert found("cluster_follower_connected", member=other) == 0
         assert found.families["nsq_cluster_follower_lag_operations"].samples == []
