@@ -105,6 +105,25 @@ def test_a_killed_copy_is_continued(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tail", [False, True])
+def test_a_segment_whose_index_the_broker_has_not_saved_is_archived_with_it(
+    tmp_path: Path, tail: bool
+) -> None:
+    folder = topic_folder(tmp_path / "data")
+    make_log(folder, numbered(0, 300, size=1000), 400_000)
+    closed, last = segment_files(folder)
+    index = closed.with_suffix(".index")
+    saved = index.read_bytes()
+    index.unlink()
+    report = archive(folder, tmp_path / "a", tail=tail)
+    there = tmp_path / "a" / "t" / str(report.incarnation)
+    segments = sorted(path.name for path in there.glob("*.seg"))
+    assert [name.partition("-")[0] for name in segments] == [closed.stem, last.stem][: 1 + tail]
+    indexes = [there / name.replace(".seg", ".index") for name in segments]
+    assert indexes[0].read_bytes() == saved
+    assert all(path.exists() for path in indexes)
+
+
+@pytest.mark.parametrize("tail", [False, True])
 @pytest.mark.parametrize("common", [0, 1, 29, 30, 31])
 @pytest.mark.parametrize("more", [1, 30, 60])
 def test_other_messages_of_a_restored_log_are_refused(

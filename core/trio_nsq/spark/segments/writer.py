@@ -20,12 +20,12 @@ from ...log.segment.format import FILE_HEADER_BYTES, base_in_name
 from ...log.segment.identity import FILE_NAME as INCARNATION_FILE
 from ...log.segment.identity import Identity, find_header
 from ...log.segment.index import SUFFIX as INDEX_SUFFIX
+from ...log.segment.index import WITHOUT_INDEX_BYTES, SparseIndex
 from ...storage import LocalStorage, Storage, StorageError, naming_file
 from .log import ArchivedLog, SegmentLog
 
 _LOCK = "lock"
 _COPY_BYTES = 8 * 1024 * 1024
-_MAX_INDEX_BYTES = 64 * 1024 * 1024
 
 Progress = Callable[[int], None]
 """Called with the number of bytes copied or skipped since the last call."""
@@ -153,7 +153,7 @@ class TopicArchiver:
         report: ArchivedTopic,
         progress: Progress | None,
     ) -> None:
-        """Check and copy a segment and its index.
+        """Check and copy a segment, and make its index.
 
         Args:
             limit: The sequence after the segment, if its last messages, or the segment after it, are not lost.
@@ -168,8 +168,9 @@ class TopicArchiver:
         except OSError as exc:
             raise LogReadError(path, exc) from exc
         try:
-            size = self._check_header(fd, path, identity)
+            size, seed = self._check_header(fd, path, identity)
             end = None
+            index = SparseIndex(size)
             records_end = FILE_HEADER_BYTES
             for found in scan_segment(segment, self._files):
                 if isinstance(found, Finding):
@@ -178,16 +179,19 @@ class TopicArchiver:
                         records_end = max(records_end, found.end)
                 else:
                     end = found.header.next_sequence
+                    index.add(found.header.base_sequence, found.offset)
                     records_end = found.offset + found.header.record_bytes
             if segment.limit is None:
-                size = min(size, records_end)  # without zeros that a broker has written ahead
+                size = index.up_to = min(size, records_end)  # without zeros that a broker has written ahead
             # Messages between its last one and the next segment are lost, and the archive may have them.
             name = ArchivedName(segment.base_sequence, min(end or limit, limit) - 1, ARCHIVED_SUFFIX)
             report.next_sequence = limit
             if archived_last >= name.last:
                 report.present += 1
                 return
-            self._copy_index(path, name, storage)
+            # Before the segment, so that a segment in the archive has its index. The broker's own may not be saved yet.
+            if size > WITHOUT_INDEX_BYTES:
+                storage.put_new(str(name._replace(suffix=INDEX_SUFFIX)), index.encode(seed))
             if self._copy_bytes(fd, size, str(name), storage, progress):
                 report.copied += 1
                 report.copied_bytes += size
@@ -200,22 +204,17 @@ class TopicArchiver:
         finally:
             self._files.close(fd)
 
-    def _check_header(self, fd: int, path: Path, identity: Identity) -> int:
-        """Return the size of a segment. Raises LogReadError, and NotASegmentError if it is not one of the topic's."""
+    def _check_header(self, fd: int, path: Path, identity: Identity) -> tuple[int, int]:
+        """Return the size and the seed of a segment.
+
+        Raises LogReadError, and NotASegmentError if it is not one of the topic's.
+        """
         try:
             size = self._files.size(fd)
-            find_header(partial(self._files.read, fd), size, path, identity)
+            header = find_header(partial(self._files.read, fd), size, path, identity)
         except OSError as exc:
             raise LogReadError(path, exc) from exc
-        return size
-
-    def _copy_index(self, path: Path, name: ArchivedName, storage: Storage) -> None:
-        # Before the segment, so that a segment in the archive has its index, if there is one.
-        try:
-            index = self._files.content(path.with_suffix(INDEX_SUFFIX), _MAX_INDEX_BYTES)
-        except OSError:
-            return  # readers do without it
-        storage.put_new(str(name._replace(suffix=INDEX_SUFFIX)), index)
+        return size, header.seed if header is not None else 0
 
     def _copy_bytes(self, fd: int, size: int, name: str, storage: Storage, progress: Progress | None) -> bool:
         """Copy a file; return False if the archive has it already."""
