@@ -14,6 +14,9 @@ _NS_PER_S: Final = 1_000_000_000
 _NS_PER_MS: Final = 1_000_000
 _LATE_S: Final = 0.4
 """The event loop counts as late from this on. A busy machine often holds it up for less."""
+_LOOKS: Final = 10
+_QUICK_S: Final = 0.000_05
+"""Both clocks are looked at within this time, unless the thread was interrupted."""
 
 
 class Lateness(trio.abc.Instrument):
@@ -62,7 +65,8 @@ class BrokerClock:
         # Bound once: `trio.current_time` looks the clock up at each call.
         self.clock_s: Callable[[], float] = trio.lowlevel.current_clock().current_time
         # Wall-clock time at the start, minus trio's clock, which never steps.
-        self._offset_ns = time.time_ns() - int(self.clock_s() * _NS_PER_S)
+        self._offset_ns = self._measure_offset_ns()
+        self._ahead_ns = 0
 
     def now_ns(self) -> int:
         """Unix nanoseconds by a clock that never steps."""
@@ -74,4 +78,26 @@ class BrokerClock:
         Timestamps of messages, and times that are sent to other brokers, are by the system clock; due times and
         timeouts are by `now_ns`.
         """
-        return round((time.time_ns() - self.now_ns()) / _NS_PER_MS) * _NS_PER_MS
+        if abs(time.time_ns() - self.now_ns() - self._ahead_ns) >= _NS_PER_MS:
+            ahead_ns = self._measure_offset_ns() - self._offset_ns
+            if abs(ahead_ns - self._ahead_ns) >= _NS_PER_MS:  # less is no reason for other due times
+                self._ahead_ns = round(ahead_ns / _NS_PER_MS) * _NS_PER_MS
+        return self._ahead_ns
+
+    def _measure_offset_ns(self) -> int:
+        """Return the wall-clock time minus trio's clock.
+
+        On a busy machine, other programs may run between the looks at both clocks. So this looks several times, and
+        takes the look that was quickest.
+        """
+        offset_ns, quickest_s = 0, math.inf
+        for _ in range(_LOOKS):
+            before_s = self.clock_s()
+            wall_ns = time.time_ns()
+            after_s = self.clock_s()
+            if after_s - before_s < quickest_s:
+                quickest_s = after_s - before_s
+                offset_ns = wall_ns - int((before_s + after_s) / 2 * _NS_PER_S)
+            if quickest_s <= _QUICK_S:
+                break
+        return offset_ns
