@@ -7,7 +7,7 @@ from pathlib import Path
 from broker.api import DONE, Api, running_api
 from console.message_support import http_address, running_console
 from fleet.support import take_down
-from interop.peers import qcli_serve
+from interop.peers import free_ports, qcli_serve
 
 LISTS = {
     "/dead-letters/t?": 502,
@@ -73,3 +73,16 @@ async def test_unknown_broker_is_an_error_that_names_it(tmp_path: Path) -> None:
             assert answer.status_code == (422 if "seek" in path else 404), path
             assert "of another" not in answer.text, path
             assert "127.0.0.1:1" in answer.text, path
+
+
+async def test_broker_that_was_never_up_is_named_in_files(tmp_path: Path) -> None:
+    down = f"127.0.0.1:{free_ports(1)[0]}"
+    async with running_api(tmp_path) as alive, running_console([http_address(alive), down]) as site:
+        await publish(alive)
+        await site.until_shown("/dead-letters/t", "of another", "refused")
+        for path in "/dead-letters/t", "/topics/t/dead-letters/deferred":
+            records = [json.loads(line) for line in (await site.get(path, format="json")).text.splitlines()]
+            (gap,) = [each for each in records if "gap" in each]
+            assert gap["broker"] == down, path
+            assert gap["gap"].startswith("no answer: "), path
+            assert gap["gap"].count("answer") == 1, path

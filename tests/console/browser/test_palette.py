@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from console.browser.support import PHONE, Visitor, accessibility_faults, overflow_px
 from interop.peers import RunningConsole
@@ -92,6 +92,23 @@ def test_enter_goes_to_what_is_typed_not_to_earlier_results(
     page.keyboard.type("deferred")
     page.keyboard.press("Enter")
     expect(page).to_have_url(f"{console.url}topics/orders/billing/deferred")
+
+
+def test_escape_after_enter_goes_nowhere(console: RunningConsole, visit: Callable[..., Visitor]) -> None:
+    page = visit(console.origin).open("/")
+    held: list[Route] = []
+    page.route("**/find?q=clicks", lambda route: held.append(route))
+    page.keyboard.press("Control+k")
+    with page.expect_request("**/find?q=clicks"):
+        page.keyboard.type("clicks")
+        page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    expect(page.locator("#palette")).to_be_hidden()
+    with page.expect_request_finished():
+        for route in held:
+            route.continue_()
+    page.evaluate("new Promise(requestAnimationFrame)")  # the answer is read
+    expect(page).to_have_url(console.url)
 
 
 @pytest.mark.parametrize("size", [(1280, 800), PHONE])

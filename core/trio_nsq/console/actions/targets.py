@@ -8,6 +8,7 @@ from ..upstream.client import Results, UpstreamError
 from .report import Report
 
 IS_NSQD = "it is an nsqd, which cannot do this"
+_NO_ANSWER = "it does not answer: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,12 @@ class Targets:
     def only_nsqd(self) -> bool:
         """Whether the topic is on nsqd only, so that the feature does not exist for it."""
         return not self.addresses and not self.failing and IS_NSQD in self.left_out.values()
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Why brokers are not asked that may have what is asked for: they do not answer now, or never did."""
+        never = {a: why.removeprefix(_NO_ANSWER) for a, why in self.left_out.items() if why != IS_NSQD}
+        return {**self.failing, **never}
 
     def only(self, address: str) -> "Targets":
         """Return the one broker that a viewer named.
@@ -67,7 +74,7 @@ def ours_with(snapshot: Snapshot, topic: str, channel: str = "") -> Targets:
     for address, broker in snapshot.brokers.items():
         if not _has(broker, topic, channel):
             if not broker.reachable and not broker.answered_at_s:
-                left_out[address] = f"it does not answer: {broker.error}" if broker.error else "not asked yet"
+                left_out[address] = f"{_NO_ANSWER}{broker.error}" if broker.error else "not asked yet"
         elif broker.is_nsqd:
             left_out[address] = IS_NSQD
         elif not broker.reachable:

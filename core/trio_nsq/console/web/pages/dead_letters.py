@@ -100,7 +100,7 @@ async def topic_page(request: Request) -> View | Response:
         def lines(at: int) -> BrokerRequest[list[dict[str, Any]]]:
             return api.dead_letters(*chosen.of(topic), at or (start if only else 0), MAX_LINES)
 
-        return await file_of_dead_letters(request, topic, asked.addresses, lines, file_form, asked.failures())
+        return await file_of_dead_letters(request, topic, asked.addresses, lines, file_form, asked.missing)
     counts: Results[LetterCounts] = Results()
     pages: Results[tuple[list[DeadLetter], bool]] = Results()
 

@@ -40,7 +40,7 @@ async def show(request: Request) -> View | Response:
     viewer = require(request, "read", topic, channel)
     upstream = upstream_of(request)
     if file_form := wanted_form(request):
-        lines, missing = api.deferred(topic, channel, MAX_LINES), found.failures()
+        lines, missing = api.deferred(topic, channel, MAX_LINES), found.missing
         return await file_of_channel(
             request, topic, channel, found.addresses, lambda _: lines, file_form, missing, name="deferred"
         )

@@ -111,6 +111,7 @@ list.addEventListener("mousemove", (event) => {
   if (option) select([...list.children].indexOf(option));
 });
 dialog.addEventListener("click", (event) => event.target === dialog && dialog.close()); // beside it
+dialog.addEventListener("close", () => { enters = false; });
 
 export function open(typed) {
   input.value = typed;
