@@ -58,3 +58,11 @@ def test_wait_for_an_answer_is_reported_on_a_terminal(silent: Cli, command: tupl
             f"Note: no answer yet from {silent.tcp_address}. A member of a cluster waits".encode()
         )
         assert terminal.interrupt() == ExitCode.INTERRUPTED
+
+
+def test_wait_names_only_brokers_that_have_not_answered(silent: Cli, qcli: Cli) -> None:
+    tcp, http = f"{qcli.tcp_address},{silent.tcp_address}", f"{qcli.http_address},{silent.http_address}"
+    command = ("pub", "t", __file__, "--nsqd-tcp-address", tcp, "--nsqd-http-address", http)
+    with silent.on_terminal(*command, columns=200) as terminal:
+        terminal.expect(f"Note: no answer yet from {silent.tcp_address}. A".encode())
+        assert terminal.interrupt() == ExitCode.INTERRUPTED

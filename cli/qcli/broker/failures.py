@@ -311,7 +311,12 @@ def http_failure(error: RequestRefused | BrokerUnreachable) -> Failure:
 
 
 async def note_if_slow(addresses: Iterable[str], answered: trio.Event) -> None:
-    """Say on a terminal, once, that these servers have not answered for `SLOW_S`; return before that if they answer."""
+    """Say on a terminal, once, that servers have not answered for `SLOW_S`.
+
+    Args:
+        addresses: Those that have not answered, after this time.
+        answered: Set before that if all have answered: then this returns.
+    """
     import trio
 
     with trio.move_on_after(SLOW_S):

@@ -33,10 +33,10 @@ async def publish(options: PubOptions, brokers: dict[str, str]) -> PublishResult
     silence_library()
     strategy = _strategy(options)
     async with trio.open_nursery() as nursery:
-        connected = trio.Event()
+        connected, unanswered = trio.Event(), list(brokers)
         if not options.quiet:
-            nursery.start_soon(note_if_slow, brokers, connected)
-        senders = await connect(options, brokers, options.is_spread, nursery)
+            nursery.start_soon(note_if_slow, unanswered, connected)
+        senders = await connect(options, brokers, options.is_spread, nursery, unanswered)
         connected.set()
         batch_size = min(sender.batch_size for sender in senders.values())
         if options.is_spread:

@@ -72,7 +72,11 @@ class Sender(Protocol):
 
 
 async def connect(
-    options: PubOptions, brokers: Mapping[str, str], is_spread: bool, nursery: trio.Nursery
+    options: PubOptions,
+    brokers: Mapping[str, str],
+    is_spread: bool,
+    nursery: trio.Nursery,
+    unanswered: list[str],
 ) -> dict[str, Sender]:
     """Connect to all brokers at once, until the nursery is cancelled.
 
@@ -80,6 +84,7 @@ async def connect(
         brokers: Their HTTP addresses by TCP address.
         is_spread: Whether each message goes to one broker. Then one broker that is connected is enough; the others are
             connected once there is something to send to them.
+        unanswered: Their TCP addresses; those that answer, or cannot be reached, are removed.
 
     Returns the senders by TCP address, in the same order.
 
@@ -97,6 +102,7 @@ async def connect(
         else:
             if is_spread and not options.no_retry and scope.deadline == math.inf:
                 scope.deadline = trio.current_time() + OTHERS_S
+        unanswered.remove(address)
 
     with scope:
         async with trio.open_nursery() as attempts:
