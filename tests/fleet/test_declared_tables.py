@@ -72,6 +72,15 @@ def test_another_name_makes_no_other_table(one: str, other: str) -> None:
     assert found.problems["u"].startswith(f"u: its table delta:{other} is that of t, too.")
 
 
+def test_tables_of_two_formats_have_two_folders() -> None:
+    """Readers of the folder of files would read the rows of both topics."""
+    tables = {"t": "delta:/a", "u": "parquet:file:///a/"}
+    found = declared_tables({"x": tables}, {"t": A})
+    assert found.tables == {"t": A}
+    assert found.problems["u"].startswith("u: its table parquet:file:///a/ has the folder of t, too.")
+    assert declared_tables({"x": tables}, {}).tables == {}
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -81,6 +90,7 @@ def test_another_name_makes_no_other_table(one: str, other: str) -> None:
         ("delta:s3://a/b", "delta:gs://a/b"),
         ("delta:abfss://a@x/b", "delta:abfss://b@x/b"),
         ("iceberg:prod/a.b", "iceberg:prod/a.c"),
+        ("iceberg:file/a.b", "delta:/a/b"),
     ],
 )
 def test_different_tables(one: str, other: str) -> None:

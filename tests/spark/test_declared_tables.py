@@ -273,6 +273,10 @@ def test_ephemeral_channel_is_refused() -> None:
             ("run", "--allow-table", "./lake", "--lease", "lake"),
             "--lease lake is in a place of --allow-table",
         ),
+        (
+            ("run", "--allow-table", "s3://lake/,iceberg:prod", "--iceberg-folder", "s3a://lake/iceberg"),
+            "--iceberg-folder s3a://lake/iceberg is in a place of --allow-table",
+        ),
         (("status", "--http-address", ""), "'--http-address': '' is not host:port"),
         (("status", "--http-address", "localhost"), "'--http-address': 'localhost' is not host:port"),
     ],
@@ -281,6 +285,16 @@ def test_wrong_addresses_and_leases(arguments: tuple[str, ...], said: str) -> No
     found = run_in_process(NOWHERE, "pipeline", *arguments)
     assert (found.code, said in " ".join(found.err.split())) == (2, True), found.err
     assert "hidden" not in found.err
+
+
+def test_folders_of_the_file_are_in_no_place_of_tables(tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.toml"
+    file.write_text('[clicks]\nfolder = "s3://lake/tables/iceberg"\n')
+    found = run_in_process(
+        NOWHERE, "pipeline", "run", "--config", str(file), "--allow-table", "s3://lake/tables"
+    )
+    said = f"--config: {file}: the folder s3://lake/tables/iceberg is in a place of --allow-table"
+    assert (found.code, said in " ".join(found.err.split())) == (2, True), found.err
 
 
 def test_iceberg_needs_a_folder(own: Broker, qcli: Cli, tmp_path: Path) -> None:

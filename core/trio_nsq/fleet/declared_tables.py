@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from ..protocol.tables import DeclaredTable
 from .allowed_tables import AllowedPlace, is_allowed
-from .table_places import parts_of
+from .table_places import ICEBERG, parts_of
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ def declared_tables(
     """Return the table of each topic.
 
     A topic has the table that one of its brokers declares, also of the brokers that declare none: they may have created
-    the topic later. Two topics cannot have the same table.
+    the topic later. Two topics cannot have the same table, nor one folder for tables of two formats.
 
     Args:
         settings: The setting `table` of each topic that a broker has, empty without one, by the broker's address.
@@ -74,24 +74,27 @@ def _by_topic(settings: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, 
 
 def _leave_out_shared(found: DeclaredTables, current: Mapping[str, DeclaredTable]) -> None:
     topics_of: dict[tuple[str, ...], list[str]] = {}
-    for topic, table in found.tables.items():
-        topics_of.setdefault((table.format, *_place_of(table)), []).append(topic)
+    tables = dict(found.tables)
+    for topic, table in tables.items():
+        topics_of.setdefault(_place_of(table), []).append(topic)
     for topics in topics_of.values():
         for topic in topics if len(topics) > 1 else ():
-            table = found.tables[topic]
+            table = tables[topic]
             if current.get(topic) == table:
                 continue
             others = " and ".join(each for each in topics if each != topic)
+            is_same = {tables[each].format for each in topics} == {table.format}
             found.problems[topic] = (
-                f"{topic}: its table {table} is that of {others}, too. Each topic needs its own: "
-                f"qcli topic set {topic} table=TABLE"
+                f"{topic}: its table {table} {'is that' if is_same else 'has the folder'} of {others}, too. Each "
+                f"topic needs its own: qcli topic set {topic} table=TABLE"
             )
             del found.tables[topic]
 
 
 def _place_of(table: DeclaredTable) -> tuple[str, ...]:
-    """Return what all names of a table have in common."""
+    """Return what all names of a table have in common, and other tables in its folder."""
+    kind = ICEBERG if table.format == ICEBERG else ""
     try:
-        return parts_of(table)
+        return kind, *parts_of(table)
     except ValueError:
-        return (table.target,)  # refused when it is opened
+        return kind, table.target  # refused when it is opened

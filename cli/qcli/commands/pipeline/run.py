@@ -37,15 +37,20 @@ def _lease_folder(text: str) -> str:
     return text
 
 
-def _check_lease(lease: str, allowed: Sequence[AllowedPlace]) -> None:
-    """Raises UsageError: a topic could declare its table where the lease is."""
+def _check_folder(origin: str, folder: str, beside: str, allowed: Sequence[AllowedPlace]) -> None:
+    """Raises UsageError: a topic could declare its table in a folder of this command.
+
+    Args:
+        origin: What gives the folder, for the error.
+        beside: A folder beside the tables of the example.
+    """
     from trio_nsq.fleet.allowed_tables import may_have_table
     from trio_nsq.storage import shown_place
 
-    if may_have_table(lease, Path.cwd(), allowed):
+    if may_have_table(folder, Path.cwd(), allowed):
         raise click.UsageError(
-            f"--lease {shown_place(lease)} is in a place of --allow-table, so topics could declare tables there. Use "
-            "a folder beside the tables, such as s3://lake/pipeline with --allow-table s3://lake/tables."
+            f"{origin} {shown_place(folder)} is in a place of --allow-table, so topics could declare tables there. "
+            f"Use a folder beside the tables, such as {beside} with --allow-table s3://lake/tables."
         )
 
 
@@ -204,7 +209,9 @@ def run(config: Path | None, lease: str | None, allowed: tuple[AllowedPlace, ...
     sections.allowed = allowed
     sections.check()
     if lease is not None:
-        _check_lease(lease, allowed)
+        _check_folder("--lease", lease, "s3://lake/pipeline", allowed)
+    for origin, folder in sections.iceberg_folders:
+        _check_folder(origin, folder, "s3://lake/iceberg", allowed)
 
     from .supervisor import supervise
 

@@ -69,6 +69,14 @@ class TableSections:
         """The options of the whole command, as those of an export of all topics."""
         return self._export(OTHER_TOPICS, "delta")[0]
 
+    @property
+    def iceberg_folders(self) -> list[tuple[str, str]]:
+        """The folders for Iceberg tables, each with what gives it, for errors."""
+        of_file = (words.folder for words in self._sections.values())
+        found = [("--iceberg-folder", self._iceberg_folder)]
+        found += [(f"--config: {self._path}: the folder", folder) for folder in dict.fromkeys(of_file)]
+        return [(option, folder) for option, folder in found if folder is not None]
+
     def check(self) -> None:
         """Raises UsageError: a section is wrong."""
         from trio_nsq.connectors.source.topic_choice import TopicChoice
