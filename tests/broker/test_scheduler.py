@@ -469,7 +469,7 @@ async def test_busy_wait_after_a_nap_if_a_client_has_sent_again_at_once(napped_s
         gone_s += napped_s
         client.other.send(b"x")
         assert client.served.wait(PATIENCE_S)
-        found.append(busy_waited.wait(0.2))
+        found.append(busy_waited.wait(0.2 if napped_s else PATIENCE_S))
         running.poller.call_soon(done.set)
 
     async with scheduling(Pacing(nap_s=PATIENCE_S, spin_s=1, turn_s=100 * PATIENCE_S), clock_s) as running:
