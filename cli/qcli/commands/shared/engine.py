@@ -131,7 +131,9 @@ def _library_failure(error: Exception, when_refused: _WhenRefused) -> Failure:
 
 
 def better_engine(size_bytes: int, tasks: int, what: str, min_cores: int = 2) -> tuple[str, str]:
-    """Return the faster engine for this many bytes in this many tasks, and the reason.
+    """Return the faster engine for this many bytes in this many tasks, and a reason that users should know.
+
+    The reason is empty if this process is the faster one: most users have no Spark, and need none.
 
     Args:
         what: The name of a task, such as `range`.
@@ -139,14 +141,11 @@ def better_engine(size_bytes: int, tasks: int, what: str, min_cores: int = 2) ->
     """
     import os
 
-    much = f"{size(size_bytes)} in {count_of(tasks, what)}"
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return "spark", "spark-submit runs this"
-    cores = os.cpu_count() or 1
-    if size_bytes >= SPARK_WORTH_BYTES and cores < min_cores:
-        return "inline", f"{much}; Spark would not be faster on {count_of(cores, 'core')} (--engine spark)"
-    if size_bytes < SPARK_WORTH_BYTES or tasks < 2:
-        return "inline", f"{much}; Spark would take longer to start than it saves (--engine spark)"
+    if size_bytes < SPARK_WORTH_BYTES or tasks < 2 or (os.cpu_count() or 1) < min_cores:
+        return "inline", ""
+    much = f"{size(size_bytes)} in {count_of(tasks, what)}"
     try:
         from trio_nsq.spark.runtime.java import find_java_home
         from trio_nsq.spark.runtime.spark_engine import check_spark
