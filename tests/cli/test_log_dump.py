@@ -271,6 +271,20 @@ def test_usage_errors(log_here: Run, clicks: str, flags: list[str]) -> None:
     assert (result.code, result.out) == (2, b"")
 
 
+@pytest.mark.parametrize("words", [["dump"], ["verify"], ["archive", "./archive"]])
+def test_a_topic_behind_its_data_folder(log_here: Run, data: Path, clicks: str, words: list[str]) -> None:
+    command, *archive = words
+    for args, said in (
+        ([str(data), *archive, "clicks"], f"For the topic clicks alone, PATH is its folder: {clicks}"),
+        ([str(data), "clicks", *archive, "x"], f"For the topic clicks alone, PATH is its folder: {clicks}"),
+        ([str(data), *archive, "views"], "For one topic, PATH is its folder, DATA/topics/TOPIC.topic."),
+    ):
+        result = log_here(command, *args)
+        assert (result.code, result.out) == (2, b"")
+        assert result.err.splitlines()[-1].endswith(f"). {said}")
+    assert log_here(command, str(data), *archive, "clicks", "--help").code == 0
+
+
 def test_a_full_disk(nowhere: Cli, clicks: str) -> None:
     with (
         open("/dev/full", "wb") as full,

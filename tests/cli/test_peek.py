@@ -136,6 +136,8 @@ def test_damage(tmp_path: Path) -> None:
     [
         (["t", "--state", "fresh"], "--state is for channels: write TOPIC/CHANNEL."),
         (["t/c", "--from", "0"], "--from is for topics: a channel begins with its next message."),
+        (["t", "c"], "Got unexpected extra argument (c). Did you mean t/c?"),
+        (["t/c", "d"], "Got unexpected extra argument (d)."),
     ],
 )
 def test_usage(nowhere: Cli, args: list[str], error: str) -> None:

@@ -108,7 +108,7 @@ class DocumentedCommand(click.Command):
         self.details = dict(details or {})
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does, but report an option that takes one value and is given several times."""
+        """Parse as click does, but say more about repeated options and words after the last argument."""
         if not ctx.resilient_parsing:
             self.typed(ctx, args)
         return super().parse_args(ctx, args)
@@ -116,7 +116,7 @@ class DocumentedCommand(click.Command):
     def typed(self, ctx: click.Context, args: Sequence[str]) -> dict[str, Any]:
         """Return the texts of a command line by parameter, without those of the environment. Raises UsageError."""
         try:
-            found, _, given = self.make_parser(ctx).parse_args(list(args))
+            found, extra, given = self.make_parser(ctx).parse_args(list(args))
         except click.NoSuchOption as error:
             if error.option_name in ("-y", "--yes"):
                 raise click.UsageError(
@@ -127,7 +127,25 @@ class DocumentedCommand(click.Command):
             if (count := given.count(param)) > 1 and _takes_one_value(param):
                 names = " / ".join([*param.opts, *param.secondary_opts])
                 self.report_repeated(ctx, f"{names} is given {count} times")
+        wants_help = (shown := self.get_help_option(ctx)) is not None and found.get(shown.name or "")
+        if extra and not (ctx.allow_extra_args or wants_help):
+            plural = "s" if len(extra) > 1 else ""
+            text = f"Got unexpected extra argument{plural} ({' '.join(extra)})."
+            raise click.UsageError(f"{text} {self.about_extra(found, extra)}".rstrip(), ctx)
         return found
+
+    def about_extra(self, typed: Mapping[str, Any], extra: Sequence[str]) -> str:
+        """Return what to type instead of words after the last argument; empty: nothing is known.
+
+        Args:
+            typed: The texts of the command line by parameter.
+            extra: The words, at least one.
+        """
+        for param in self.params:
+            topic = typed.get(param.name or "")
+            if "/CHANNEL" in (param.metavar or "") and isinstance(topic, str) and "/" not in topic:
+                return f"Did you mean {topic}/{extra[0]}?"
+        return ""
 
     def invoke(self, ctx: click.Context) -> Any:
         raise_dropped()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure, translate
 from ...framework.options import option, output_format
 from ...framework.output import json_lines, plain_table, print_diagnostic, report_none, size, write
@@ -18,7 +17,7 @@ from ...terminal.progress import byte_progress
 from ..shared.engine import library_errors
 from ..shared.places import without_secrets
 from .findings import finding_lines, finding_record
-from .paths import NOT_A_LOG, Place, places, total_bytes
+from .paths import NOT_A_LOG, PathCommand, Place, places, total_bytes
 
 if TYPE_CHECKING:
     from trio_nsq.spark.segments.writer import ArchivedTopic, TopicArchiver
@@ -29,7 +28,7 @@ _LEFT_COLUMNS = 2
 
 @click.command(
     "archive",
-    cls=DocumentedCommand,
+    cls=PathCommand,
     short_help="Copy closed segments of a data folder to a disk or a bucket.",
     examples={
         "archive all topics of a running broker": "qcli log archive ./data s3://bucket/segments",

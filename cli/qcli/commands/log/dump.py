@@ -12,7 +12,6 @@ import click
 
 from trio_nsq.protocol import message_json
 
-from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import count_option, delimiter_of, delimiter_options, option, output_format
 from ...framework.output import RawOutput, json_lines, print_diagnostic
@@ -20,7 +19,7 @@ from ...framework.positions import NOTHING_BETWEEN, Position, from_option, momen
 from ...records.messages import LogMessageRecord, RecordBatchRecord
 from ..shared.messages import log_records
 from .findings import describe, shown
-from .paths import NOT_A_LOG, Place, places
+from .paths import NOT_A_LOG, PathCommand, Place, places
 
 if TYPE_CHECKING:
     from trio_nsq.log import RecordBatch
@@ -37,7 +36,7 @@ _WRITE_BYTES = 256 * 1024
 
 @click.command(
     "dump",
-    cls=DocumentedCommand,
+    cls=PathCommand,
     short_help="Print messages of a data folder.",
     examples={
         "print the messages of a topic": "qcli log dump ./data/topics/clicks.topic",

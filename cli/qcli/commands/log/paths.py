@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import click
+
+from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure
 
 if TYPE_CHECKING:
@@ -55,6 +58,23 @@ class Place:
             [segment for segment in segments if segment.path == self.path],
             [finding for finding in findings if finding.path == self.path],
         )
+
+
+class PathCommand(DocumentedCommand):
+    """A command whose first argument is the path of a data folder, of a topic's folder or of a segment."""
+
+    def about_extra(self, typed: Mapping[str, Any], extra: Sequence[str]) -> str:
+        """Return where the topic is, if one of the words after the path names one."""
+        from trio_nsq.broker.storage.data_folder import SUFFIX, TOPICS_FOLDER
+
+        path, *others = [
+            typed[param.name] for param in self.params if isinstance(param, click.Argument) and param.name
+        ]
+        for name in [*others, *extra]:
+            folder = Path(path) / TOPICS_FOLDER / f"{name}{SUFFIX}"
+            if folder.is_dir():
+                return f"For the topic {name} alone, PATH is its folder: {folder}"
+        return f"For one topic, PATH is its folder, DATA/{TOPICS_FOLDER}/TOPIC{SUFFIX}."
 
 
 def total_bytes(found: Iterable[Place]) -> int:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import output_format
 from ...framework.output import json_lines, plain_table, report_none, size, write
 from ...records.files import VerifiedRecord
 from ...terminal.progress import byte_progress
 from .findings import finding_lines, finding_record, shown
-from .paths import NOT_A_LOG, Place, is_data_folder, places, total_bytes
+from .paths import NOT_A_LOG, PathCommand, Place, is_data_folder, places, total_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +27,7 @@ _LEFT_COLUMNS = 2
 
 @click.command(
     "verify",
-    cls=DocumentedCommand,
+    cls=PathCommand,
     short_help="Check a data folder for damage.",
     examples={
         "check a data folder": "qcli log verify ./data",
