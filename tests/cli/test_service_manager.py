@@ -69,6 +69,41 @@ def test_reload_during_the_start_does_not_report_ready(name: str) -> None:
             assert running.end().code == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "more"), [("serve", ()), ("lookupd", ()), ("serve", ("--processes", "2"))], ids=str
+)
+def test_signs_of_life(name: str, more: tuple[str, ...]) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(DEADLINE_S)
+        manager.bind("notify")
+        with server(name, *more, NOTIFY_SOCKET="notify", WATCHDOG_USEC="20000") as running:
+            told: list[bytes] = []
+            while told.count(b"WATCHDOG=1") < 3 or not any(each.startswith(b"READY=1") for each in told):
+                told.append(manager.recv(4096))
+            running.process.terminate()
+            while not told[-1].startswith(b"STOPPING=1"):
+                told.append(manager.recv(4096))
+            assert running.end().code == 0
+
+
+@pytest.mark.parametrize(
+    "environment", [{"WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": "x"}]
+)
+def test_no_signs_of_life_if_none_are_wanted(environment: dict[str, str]) -> None:
+    """Also not if the variables are for another process, which has started this one."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(DEADLINE_S)
+        manager.bind("notify")
+        with server(
+            "serve", **{"NOTIFY_SOCKET": "notify", "WATCHDOG_USEC": "20000", **environment}
+        ) as running:
+            told = [manager.recv(4096)]
+            running.process.terminate()
+            told.append(manager.recv(4096))
+            assert running.end().code == 0
+    assert [each[:8] for each in told] == [b"READY=1\n", b"STOPPING"]
+
+
 def test_missing_service_manager_does_not_stop_the_server() -> None:
     with server("serve", NOTIFY_SOCKET="gone") as running:
         lines_until_ready(running)

@@ -32,7 +32,14 @@ from trio_nsq.server.listening import Listening, listen, port_of
 from trio_nsq.server.startup_checks import problems_of
 
 from ...framework.daemon.log_format import LIBRARY, log_to_stderr
-from ...framework.daemon.run import notify_ready, notify_reloading, notify_stopping, write_addresses
+from ...framework.daemon.run import (
+    alive_interval_s,
+    notify_alive,
+    notify_ready,
+    notify_reloading,
+    notify_stopping,
+    write_addresses,
+)
 from ...framework.daemon.setting import LOG_LEVELS
 from ...framework.errors import ExitCode, Failure
 
@@ -177,7 +184,7 @@ def run_processes(ctx: click.Context, options: BrokerOptions) -> BrokerProcess |
     node = _Node(options, count, values, log_line)
     with node:
         trio.run(node.open)
-        supervisor = Supervisor(node.names, count, node)
+        supervisor = Supervisor(node.names, count, node, alive_interval_s())
         gc.freeze()  # collections in the processes would copy what they share
         index = supervisor.run()
         if index is not None:
@@ -360,6 +367,10 @@ class _Node:
     def stopping(self) -> None:
         """Tell the service manager."""
         notify_stopping()
+
+    def alive(self) -> None:
+        """Tell the service manager."""
+        notify_alive()
 
 
 def archive_of(archive: str, index: int) -> str:

@@ -50,6 +50,27 @@ def notify_stopping() -> None:
     _notify("STOPPING=1\nSTATUS=stopping")
 
 
+def notify_alive() -> None:
+    """Say that the server works; see `alive_interval_s`."""
+    _notify("WATCHDOG=1")
+
+
+def alive_interval_s() -> float | None:
+    """Return how often to call `notify_alive`: twice in the service manager's timeout; None: it has none."""
+    try:
+        timeout_s = int(os.environ["WATCHDOG_USEC"]) / 1_000_000
+        is_this = int(os.environ.get("WATCHDOG_PID", os.getpid())) == os.getpid()
+    except (KeyError, ValueError):
+        return None
+    return timeout_s / 2 if is_this and timeout_s > 0 and os.environ.get("NOTIFY_SOCKET") else None
+
+
+async def _notify_alive(interval_s: float) -> None:
+    while True:
+        notify_alive()
+        await trio.sleep(interval_s)
+
+
 def _notify(text: str) -> None:
     """Send one datagram. See sd_notify(3)."""
     address = os.environ.get("NOTIFY_SOCKET")
@@ -178,6 +199,8 @@ async def _run(
             if status:
                 log_line(f"ready: {status}")
                 notify_ready(status)
+            if (interval_s := alive_interval_s()) is not None:
+                nursery.start_soon(_notify_alive, interval_s)
     finally:
         if address_file is not None:
             address_file.unlink(missing_ok=True)

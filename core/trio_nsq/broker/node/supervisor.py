@@ -5,6 +5,7 @@ It is synchronous and has one thread, so that forks are safe: it waits for signa
 
 import ctypes
 import logging
+import math
 import os
 import signal
 import sys
@@ -45,6 +46,9 @@ class Node(Protocol):
     def stopping(self) -> None:
         """The processes were told to end."""
 
+    def alive(self) -> None:
+        """The supervisor works."""
+
 
 class _Process:
     def __init__(self, index: int, name: str) -> None:
@@ -65,13 +69,16 @@ class Supervisor:
     Args:
         names: Of the processes, for the log. The last ones may be no brokers.
         brokers: How many are brokers: the others get no SIGUSR1.
+        alive_interval_s: How often to tell the node that the supervisor works; None: never.
 
     Attributes:
         code: The exit code, after `run`: 0, or that of a process that failed.
         stopped_by: The second signal that ended the processes at once; None: there was none.
     """
 
-    def __init__(self, names: Sequence[str], brokers: int, node: Node) -> None:
+    def __init__(
+        self, names: Sequence[str], brokers: int, node: Node, alive_interval_s: float | None = None
+    ) -> None:
         self.code: int = 0
         self.stopped_by: signal.Signals | None = None
         self._processes = [_Process(index, name) for index, name in enumerate(names)]
@@ -80,6 +87,8 @@ class Supervisor:
         self._mask: set[signal.Signals] | None = None
         self._is_up = False
         self._is_stopping = False
+        self._alive_interval_s = alive_interval_s
+        self._alive_due_s = math.inf if alive_interval_s is None else 0.0
 
     def run(self) -> int | None:
         """Run the processes. Returns None when all have ended; in each process, its number, at once."""
@@ -155,10 +164,15 @@ class Supervisor:
     # ------------------------------------------------------------------ signals
 
     def _wait(self) -> None:
-        """Wait for a signal, or until a process is to be started."""
-        due_s = [process.due_s for process in self._processes if not (process.pid or self._is_stopping)]
-        if due_s:
-            arrived = signal.sigtimedwait(_AWAITED, max(0.0, min(due_s) - time.monotonic()))
+        """Wait for a signal, or until a process is to be started or the node is to be told."""
+        now_s = time.monotonic()
+        if self._alive_interval_s is not None and self._alive_due_s <= now_s:
+            self._node.alive()
+            self._alive_due_s = now_s + self._alive_interval_s
+        starts_s = [process.due_s for process in self._processes if not (process.pid or self._is_stopping)]
+        due_s = min([*starts_s, self._alive_due_s])
+        if due_s < math.inf:
+            arrived = signal.sigtimedwait(_AWAITED, max(0.0, due_s - now_s))
         else:
             arrived = signal.sigwaitinfo(_AWAITED)
         number = signal.Signals(arrived.si_signo) if arrived is not None else None
