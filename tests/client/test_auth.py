@@ -210,6 +210,26 @@ async def test_consumer_retries_while_an_auth_server_does_not_answer() -> None:
 
 
 @bounded
+async def test_note_that_a_broker_requires_no_secret(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, and only if there is a secret."""
+    with caplog.at_level(logging.INFO, "trio_nsq.security"):
+        async with running_broker(tmp_path / "data") as bound:
+            for secret in ("", "hush", "hush"):
+                async with Producer(bound.tcp_address, auth_secret=secret) as producer:
+                    await producer.publish("t", b"m")
+    records = [record for record in caplog.records if record.name == "trio_nsq.security"]
+    assert [(record.levelname, record.getMessage()) for record in records] == [
+        (
+            "INFO",
+            f"{bound.tcp_address} requires no authentication: every client may do everything there, and the secret was "
+            "not sent",
+        )
+    ]
+
+
+@bounded
 async def test_secret_is_sent_only_to_a_broker_with_a_trusted_certificate(tmp_path: Path) -> None:
     """The broker has a certificate of a CA that the client does not trust."""
     auth_file = AuthFile(tmp_path)

@@ -91,19 +91,22 @@ def show_library_warnings(*, notes: bool = True) -> None:
     """Print the library's warnings, and its notes, such as a lost connection and the reconnect."""
     import logging
 
-    _print_logs_of("trio_nsq")
-    if not notes:
-        logging.getLogger("trio_nsq").setLevel(logging.WARNING)
+    _print_logs_of("trio_nsq", logging.INFO if notes else logging.WARNING)
 
 
 def show_security_warnings() -> None:
-    """Print the library's warnings about secrets, also after `silence_library`. May be called again."""
+    """Print the library's warnings about secrets, also after `silence_library`. May be called again.
+
+    Its notes are for people who try a secret: they are printed on a terminal only.
+    """
+    import logging
+
     from trio_nsq.access.secret import SECURITY_LOGGER
 
-    _print_logs_of(SECURITY_LOGGER)
+    _print_logs_of(SECURITY_LOGGER, logging.INFO if is_terminal(sys.stderr) else logging.WARNING)
 
 
-def _print_logs_of(name: str) -> None:
+def _print_logs_of(name: str, level: int) -> None:
     import logging
 
     class Handler(logging.Handler):
@@ -113,7 +116,7 @@ def _print_logs_of(name: str) -> None:
 
     logger = logging.getLogger(name)
     logger.handlers[:] = [Handler()]
-    logger.setLevel(logging.INFO)
+    logger.setLevel(level)
     logger.propagate = False
 
 

@@ -36,6 +36,7 @@ _SECRETS = (
 )
 """User names and passwords of URLs, and values whose names say that they are secret."""
 _warned: set[str] = set()  # addresses
+_noted: set[str] = set()  # addresses
 
 
 class SecretFileError(NSQError, ValueError):
@@ -136,6 +137,20 @@ def warn_in_clear(address: str) -> None:
         _warned.add(address)
         logging.getLogger(SECURITY_LOGGER).warning(
             "the secret is sent to %s without encryption, so others in the network can read it: use TLS",
+            address,
+        )
+
+
+def note_not_sent(address: str) -> None:
+    """Log, once for each address, that a server requires no secret: its operator may think that it does.
+
+    Args:
+        address: `host:port`.
+    """
+    if address not in _noted:
+        _noted.add(address)
+        logging.getLogger(SECURITY_LOGGER).info(
+            "%s requires no authentication: every client may do everything there, and the secret was not sent",
             address,
         )
 
