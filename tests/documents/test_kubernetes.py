@@ -16,7 +16,7 @@ from trio_nsq.fleet.allowed_tables import AllowedPlace, may_have_table
 
 FOLDER = Path(__file__).parents[2] / "deploy/kubernetes"
 DEPLOYED = "brokers", "cluster"
-FOLDERS = "lookupd", "brokers", "cluster", "console", "tables"
+FOLDERS = "lookupd", "brokers", "cluster", "console", "tables", "tokens"
 
 
 def objects(*names: str) -> list[dict[str, Any]]:
@@ -47,6 +47,29 @@ def test_kustomizations_are_valid(name: str) -> None:
         assert {each["metadata"]["namespace"] for each in yaml.safe_load_all(rendered)} == {"nsq"}
         images = {container["image"] for each in found for container in containers(each)}
         assert images == {"registry.example.com/trio-nsq:0.1.0"}
+
+
+@pytest.mark.interop
+def test_tokens_are_where_the_commands_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page says how to make the secret: it must have all the keys that pods mount."""
+    page = (FOLDER.parents[1] / "docs/how-to/run-on-kubernetes.md").read_text()
+    commands = page.split("create secret generic nsq-access")[1:]
+    rendered = [each for each in yaml.safe_load_all(render(FOLDER / "tokens")) if "template" in each["spec"]]
+    assert len(rendered) == 3
+    mounted: set[str] = set()
+    for workload in rendered:
+        (container,), volumes = containers(workload), workload["spec"]["template"]["spec"]["volumes"]
+        check_command(
+            [re.sub(r"\$\(POD_(\w+)\)", r"pod-\1", word) for word in container["args"]], monkeypatch
+        )
+        (secret,) = (each["secret"] for each in volumes)
+        (folder,) = (each["mountPath"] for each in container["volumeMounts"] if each["name"] == "access")
+        values = [*container["args"], *(each.get("value", "") for each in container.get("env", ()))]
+        files = re.findall(rf"(?:^|=){folder}/(\S+)$", "\n".join(values), re.MULTILINE)
+        assert {each["path"]: each["key"] for each in secret["items"]} == {file: file for file in files}
+        assert (secret["secretName"], secret["defaultMode"]) == ("nsq-access", 0o440)
+        mounted.update(files)
+    assert [{*re.findall(r"--from-file=(\S+)", command)} for command in commands] == [mounted] * 2
 
 
 @pytest.mark.interop
