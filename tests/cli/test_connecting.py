@@ -108,7 +108,7 @@ LOG = ("tail", "refused", "--from", "1")
             1,
             " could not verify your secret: its auth server rejected",
         ),
-        (PUB, {"QCLI_CLIENT_TLS_ROOT_CA_FILE": ""}, 3, "See --tls-root-ca-file."),
+        (PUB, {"QCLI_CLIENT_TLS_ROOT_CA_FILE": ""}, 3, "Give its CA: --tls-root-ca-file."),
         (PUB, {"QCLI_CLIENT_TLS_CERT": "", "QCLI_CLIENT_TLS_KEY": ""}, 3, "See --tls-cert."),
         (STAT, {"QCLI_CLIENT_TLS_CERT": "", "QCLI_CLIENT_TLS_KEY": ""}, 3, "See --tls-cert."),
         (LOG, {"QCLI_CLIENT_TLS_CERT": "", "QCLI_CLIENT_TLS_KEY": ""}, 3, "See --tls-cert."),
@@ -139,7 +139,7 @@ def test_plain_http_to_the_https_port(guarded: Guarded, run_here: Run, command: 
     address = guarded.broker.https_address
     result = run_here(Cli("127.0.0.1:1", str(address)), *command)
     assert result.code == 3
-    assert f"or the port of HTTPS (then write https://{address})?" in result.err
+    assert f"but a port with TLS, such as that of HTTPS. Write https://{address}. See" in result.err
 
 
 def test_plain_http_does_not_replace_tls_that_tcp_requires(tmp_path: Path, run_here: Run) -> None:

@@ -156,7 +156,7 @@ def test_too_long_message_is_detected_before_its_end(qcli: Cli, topic: str) -> N
 def test_message_too_long_for_the_broker(qcli: Cli, topic: str) -> None:
     result = qcli("pub", topic, "--max-msg-size", str(2 * MIB), stdin=b"x" * (MIB + 1))
     assert result.code == 1
-    assert "The broker refused: " in result.err
+    assert f"The broker at {qcli.tcp_address} refused: " in result.err
     assert "too big" in result.err
     assert "Its limits are --max-msg-size and --max-body-size of 'qcli serve' and nsqd." in result.err
 
@@ -368,7 +368,7 @@ def test_full_topic(qcli: Cli, topic: str) -> None:
     assert qcli("pub", topic, stdin=b"1\n2\n").code == 0
     result = qcli("pub", topic, "-q", stdin=b"3\n4\n")
     assert result.code == 1
-    assert result.err.startswith(f"Error: The broker refused: topic {topic} is full: ")
+    assert result.err.startswith(f"Error: The broker at {qcli.tcp_address} refused: topic {topic} is full: ")
     assert result.err.endswith("; nothing of it was stored. 0 messages acknowledged, 2 more had been read.\n")
 
 
@@ -379,5 +379,7 @@ def test_longer_delay_than_the_broker_allows(qcli: Cli, topic: str, args: list[s
     limit = (
         r"(the maximum is (365d|1h) \(--max-defer of 'qcli serve', --max-req|see --max-defer of 'qcli serve')"
     )
-    assert re.match(f"Error: The broker does not allow --defer 375d: {limit}", result.err)
+    assert re.match(
+        f"Error: The broker at {qcli.tcp_address} does not allow --defer 375d: {limit}", result.err
+    )
     assert "0 messages acknowledged, 1 more had been read." in result.err

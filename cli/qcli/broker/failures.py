@@ -13,10 +13,10 @@ from trio_nsq.text.wording import printable, untrusted_certificate
 
 from ..framework.errors import ExitCode, Failure, chain, reason_of
 from ..framework.output import is_terminal, print_diagnostic
-from ..framework.params import Source, is_https
+from ..framework.params import Source, is_https, without_scheme
 from .address_options import HTTP_OPTION, LOOKUPD_OPTION, TCP_OPTION
 from .connection_options import ConnectOptions
-from .wrong_ports import what_listens
+from .wrong_ports import TLS_PORT, what_listens
 
 if TYPE_CHECKING:
     import trio
@@ -32,6 +32,7 @@ SLOW_S = 2.0
 """After this time without an answer, a note says on a terminal what the command waits for."""
 
 _GIVE_SECRET = "Give --auth-secret-file, or set QCLI_CLIENT_AUTH_SECRET_FILE."
+_GIVE_OTHER_SECRET = "Use another one: --auth-secret-file, or QCLI_CLIENT_AUTH_SECRET_FILE."
 _DENIED = re.compile('AUTH failed for ([A-Z]+) on "(.*)" "(.*)"')
 """The text of nsqd and of this broker for a denied command, with its verb, topic and channel."""
 
@@ -92,7 +93,7 @@ def access_refusal(server: str, text: str) -> str | None:
         return f"{server} has no name {name}. Use its IP address, or add the name to its --http-allowed-host."
     return {
         "AUTH_REQUIRED": f"{server} requires a secret. {_GIVE_SECRET}",
-        "INVALID_TOKEN": f"{server} rejected your secret: it is unknown, expired or revoked. {_GIVE_SECRET}",
+        "INVALID_TOKEN": f"{server} rejected your secret: it is unknown, expired or revoked. {_GIVE_OTHER_SECRET}",
         "AUTH_UNAVAILABLE": f"{server} cannot verify your secret: its auth servers do not answer. Try again later.",
         "READ_ONLY": f"{server} allows no changes over HTTP: it runs with --http-read-only.",
         "NOT_FOR_WEB_PAGES": f"{server} takes this for a request of a foreign web page. A proxy may add its headers. "
@@ -150,7 +151,7 @@ def lookupd_unreachable(address: str, reason: str) -> Failure:
 def not_a_broker(address: str) -> Failure:
     guess = ". Is it the TCP port, or another program's?"
     if what := what_listens(address):
-        guess = f", but {what}."
+        guess = f", but {what}." + (f" Write https://{address}." if what == TLS_PORT else "")
     elif not is_https(address):
         guess = f". Is it the TCP port, that of HTTPS (then write https://{address}), or an nsqlookupd's?"
     return Failure(
@@ -201,17 +202,41 @@ def tls_failure(address: str, error: BaseException) -> Failure | None:
     """Return the failure if an `ssl.SSLError` is among the causes of the error; else None."""
     import ssl
 
+    from trio_nsq.tls.errors import alert_meaning
+    from trio_nsq.tls.errors import reason_of as reason_of_tls
+
     for cause in chain(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
-            why = f"{untrusted_certificate(cause.verify_message)}. See --tls-root-ca-file."
+            why = f"{untrusted_certificate(cause.verify_message)}. {_about_certificate(cause.verify_code)}"
         elif isinstance(cause, ssl.SSLError):
-            why = f"{(cause.reason or str(cause)).lower().replace('_', ' ')}."
+            reason = reason_of_tls(cause)
+            meaning = alert_meaning(reason)
+            why = f"{meaning} ({reason})." if meaning else f"{reason}."
             why += " See --tls-cert." if "certificate" in why else ""
-            why += " Is that the port of plain HTTP?" if "wrong version number" in why else ""
+            why += _about_plain_port(address) if "wrong version number" in why else ""
         else:
             continue
         return Failure(f"TLS with the broker at {address} failed: {why}", ExitCode.UNREACHABLE)
     return None
+
+
+_WRONG_TIME = (9, 10)
+_WRONG_NAME = (62, 64)
+"""Codes of OpenSSL: the certificate is not yet valid or has expired; it lacks the host name or the IP address."""
+
+
+def _about_certificate(verify_code: int) -> str:
+    """Return what to do about a broker's certificate that is not trusted."""
+    if verify_code in _WRONG_TIME:
+        return "Renew it, or correct the clock of this machine."
+    if verify_code in _WRONG_NAME:
+        return "Use a name or an address that it contains, or add this one to its subjectAltName."
+    return "Give its CA: --tls-root-ca-file."
+
+
+def _about_plain_port(address: str) -> str:
+    what = what_listens(without_scheme(address))
+    return f" It is {what}." if what else " Is that the port of plain HTTP?"
 
 
 def refused(broker: str, error: BrokerError) -> str:
@@ -226,18 +251,18 @@ def refused(broker: str, error: BrokerError) -> str:
         )
     if error.code == "E_AUTH_FIRST":
         if ConnectOptions.of_command().auth_secret:  # the broker accepted it before
-            return f"{broker} rejected your secret: the token is expired or revoked. {_GIVE_SECRET}"
+            return f"{broker} rejected your secret: the token is expired or revoked. {_GIVE_OTHER_SECRET}"
         return f"{broker} requires AUTH. {_GIVE_SECRET}"
     if error.code == "E_AUTH_FAILED":
         if reason := error.text.partition(": ")[2]:
-            return f"{broker} rejected your secret: {reason}. {_GIVE_SECRET}"
+            return f"{broker} rejected your secret: {reason}. {_GIVE_OTHER_SECRET}"
         return (
             f"{broker} could not verify your secret: its auth server rejected the secret or did not answer. "
             "The broker's log has the reason."
         )
     if error.code == "E_UNAUTHORIZED":
         if (denied := _DENIED.search(error.text)) is None:
-            return f"{broker} rejected your secret: it has no rights. {_GIVE_SECRET}"
+            return f"{broker} rejected your secret: it has no rights. {_GIVE_OTHER_SECRET}"
         verb, topic, channel = denied.groups()
         action = f"consume {Source(topic, channel)}" if verb == "SUB" else f"publish to {topic}"
         role = "consume" if verb == "SUB" else "publish"
@@ -253,6 +278,7 @@ def connection_failure(
 ) -> Failure:
     """Return the failure for a TCP connection to the error's address, or to this one; `option` sets another."""
     from trio_nsq.client import BrokerError
+    from trio_nsq.client.errors import ConnectionLost
     from trio_nsq.protocol import FrameError
 
     address = address or error.address
@@ -266,13 +292,16 @@ def connection_failure(
         return Failure(f"The broker at {address} requires AUTH. {_GIVE_SECRET}")
     if "does not offer TLS" in error.reason:
         return Failure(
-            f"The broker at {address} does not offer TLS. To connect without encryption, use --no-tls."
+            f"The broker at {address} does not offer TLS. To connect without encryption, use --no-tls; to offer it, "
+            "give the broker --tls-cert and --tls-key."
         )
     # Not a frame, or not an answer to IDENTIFY. A UnicodeError is about the host's name.
-    if isinstance(cause, (FrameError, ValueError, TypeError, AttributeError)) and not isinstance(
-        cause, UnicodeError
-    ):
-        what = what_listens(address)
+    is_other = isinstance(cause, FrameError | ValueError | TypeError | AttributeError)
+    # A broker that is stopping closes connections, too.
+    hung_up_on = any(isinstance(each, ConnectionLost | ConnectionResetError) for each in chain(error))
+    what = what_listens(address) if hung_up_on else ""
+    if what == TLS_PORT or (is_other and not isinstance(cause, UnicodeError)):
+        what = what or what_listens(address)
         guess = f", but {what}." if what else ". Is it the HTTP port, or another program's?"
         return Failure(
             f"{address} is not the TCP port of an NSQ broker{guess} See {option}.", ExitCode.UNREACHABLE

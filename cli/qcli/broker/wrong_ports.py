@@ -30,6 +30,7 @@ class _Kind(NamedTuple):
 _BROKER = _Kind("a broker", 4151, b"\0\0\0\x12\0\0\0\x01E_BAD_PROTOCOL")
 _CONSOLE = re.compile(rb"/static/[0-9a-f]+/console\.js|<title>nsqadmin</title>")
 _HTTP_OF_BROKER = "the HTTP port of a broker"
+TLS_PORT = "a port with TLS, such as that of HTTPS"
 _LOOKUPD = _Kind("an nsqlookupd", 4161, b"\0\0\0\x02OK")
 
 
@@ -50,7 +51,7 @@ def what_listens(address: str) -> str:
         return "the web console"
     kind = _kind_of_tcp(address)
     if kind is None:
-        return ""
+        return TLS_PORT if _has_tls(address) else ""
     # By convention, HTTP listens at the next port.
     following = next_port(address)
     info = _info(following)
@@ -95,6 +96,29 @@ def _http(address: str) -> BrokerHTTP:
         answer_timeout_s=_TIMEOUT_S,
         max_answer_bytes=_MAX_ANSWER_BYTES,
     )
+
+
+def _has_tls(address: str) -> bool:
+    """Return whether a server answers the beginning of TLS, with whatever certificate and demands."""
+    import ssl
+
+    from trio_nsq.protocol.address import parse_address
+
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection(parse_address(address), _TIMEOUT_S) as connection,
+            context.wrap_socket(connection),
+        ):
+            return True
+    except ssl.SSLError as error:
+        return " alert " in str(error).lower().replace(
+            "_", " "
+        )  # it asks for a certificate, or for other versions
+    except OSError:
+        return False
 
 
 def _kind_of_tcp(address: str) -> _Kind | None:

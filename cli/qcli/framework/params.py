@@ -145,7 +145,9 @@ def http_service(text: str) -> str:
 def _host_port(text: str, example: str = "127.0.0.1:4150") -> tuple[str, int]:
     found = _HOST_PORT.fullmatch(text)
     if found is None:
-        hint = " Leave 'http://' out." if "://" in text else ""
+        scheme, is_url, _ = text.partition("://")
+        hint = f" Leave '{scheme}://' out." if is_url else ""
+        hint += " TLS over TCP is the option --tls." if is_url and scheme.lower() == "https" else ""
         raise click.BadParameter(f"{text!r} is not host:port, such as {example}.{hint}")
     if int(found["port"]) > _MAX_PORT:
         raise click.BadParameter(f"{text!r} has no valid port: 1 to {_MAX_PORT}.")

@@ -120,7 +120,8 @@ class BrokerError(NSQError):
     """
 
     def __init__(self, address: str, code: str, text: str) -> None:
-        super().__init__(f"{address} answered {code} {text}".rstrip())
+        hint = "; set tls_v1=True" if "(TLS required)" in text else ""
+        super().__init__(f"{address} answered {code} {text}".rstrip() + hint)
         self.address = address
         self.code = code
         self.text = text

@@ -4,7 +4,7 @@ import ssl
 from collections.abc import Iterator
 
 from ..text.wording import untrusted_certificate
-from .errors import TLSError, reason_of
+from .errors import TLSError, alert_meaning, reason_of
 
 _READ_BYTES = 256 * 1024
 
@@ -32,7 +32,7 @@ class TLSClientSession:
         except ssl.SSLCertVerificationError as exc:
             raise TLSError(untrusted_certificate(exc.verify_message)) from exc
         except ssl.SSLError as exc:
-            raise TLSError(f"TLS: {reason_of(exc)}") from exc
+            raise _failure(exc) from exc
         return True
 
     def outgoing(self) -> bytes:
@@ -44,7 +44,7 @@ class TLSClientSession:
         try:
             self._session.write(data)
         except ssl.SSLError as exc:
-            raise TLSError(f"TLS: {reason_of(exc)}") from exc
+            raise _failure(exc) from exc
         return self._outgoing.read()
 
     def decode(self, data: bytes) -> Iterator[bytes]:
@@ -59,7 +59,7 @@ class TLSClientSession:
         except ssl.SSLZeroReturnError:
             self.ended = True
         except ssl.SSLError as exc:
-            raise TLSError(f"TLS: {reason_of(exc)}") from exc
+            raise _failure(exc) from exc
 
     def end(self) -> bytes:
         """Announce the end of the data; return the bytes to send for it."""
@@ -68,3 +68,9 @@ class TLSClientSession:
         except ssl.SSLError:
             pass  # waits for the peer's close_notify, or the session is lost; our close_notify is written
         return self._outgoing.read()
+
+
+def _failure(error: ssl.SSLError) -> TLSError:
+    reason = reason_of(error)
+    meaning = alert_meaning(reason)
+    return TLSError(f"TLS: {reason}" + (f": {meaning}" if meaning else ""))

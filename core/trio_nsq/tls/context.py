@@ -1,14 +1,18 @@
 """Reads a server's certificate, key and CAs into an OpenSSL context."""
 
+import logging
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
 from OpenSSL import SSL
 
 from ..protocol.errors import StartupError
 from .session import ServerContext, reason_of
 from .settings import TLSSettings, TLSVersion
 
+_logger = logging.getLogger("trio_nsq.tls")
 _VERSIONS: dict[TLSVersion, int] = {
     "tls1.0": SSL.TLS1_VERSION,
     "tls1.1": SSL.TLS1_1_VERSION,
@@ -65,9 +69,16 @@ def _use_certificate(context: SSL.Context, certificate: Path, key: Path, names: 
     try:
         context.check_privatekey()
     except SSL.Error as exc:
-        raise StartupError(
-            f"--{names}-key: {key} is not the key of {certificate} ({reason_of(exc)})"
-        ) from exc
+        raise StartupError(f"--{names}-key: {key} is not the key of {certificate}") from exc
+    _warn_if_expired(f"--{names}-cert", certificate)
+
+
+def _warn_if_expired(flag: str, certificate: Path) -> None:
+    (first, *_) = x509.load_pem_x509_certificates(certificate.read_bytes())
+    if (end := first.not_valid_after_utc) < datetime.now(UTC):
+        _logger.warning(
+            "%s: %s has expired at %s: clients refuse it until you renew it", flag, certificate, end
+        )
 
 
 def _ask_for_certificates(context: ServerContext, settings: TLSSettings) -> None:

@@ -19,8 +19,7 @@ _OUT_OF_RANGE = re.compile(r"^DPUB timeout \d+ out of range 0-(\d+)")
 def conclude(options: PubOptions, result: PublishResult, elapsed_s: float) -> ExitCode:
     """Report, and return the exit code. Raises Failure: not all messages were acknowledged."""
     failed = [broker for broker in result.brokers if broker.failure is not None]
-    several = len(result.brokers) > 1
-    reason = " ".join(_failure(options, broker, several=several) for broker in failed) or result.input_failure
+    reason = " ".join(_failure(options, broker) for broker in failed) or result.input_failure
     if not options.quiet and (result.acknowledged or reason is None):
         if result.stopped == ExitCode.INTERRUPTED and not options.shows_progress:
             end_echoed_line()  # removing a status line removes ^C, too
@@ -57,12 +56,12 @@ def _is_gone(broker: BrokerResult) -> bool:
     return broker.failure is not None and not isinstance(cause, BrokerError | AuthRefused | HeadersRefused)
 
 
-def _failure(options: PubOptions, broker: BrokerResult, *, several: bool) -> str:
+def _failure(options: PubOptions, broker: BrokerResult) -> str:
     error = broker.failure
     assert error is not None
     if _is_gone(broker):
         return f"The connection to the broker at {broker.address} was lost ({error.reason})."
-    name = f"The broker at {broker.address}" if several else "The broker"
+    name = f"The broker at {broker.address}"
     delay = f"--defer {duration_text(options.defer_ms)}" if options.defer_ms else "the delay of a record"
     cause = error.__cause__
     if isinstance(cause, AuthRefused):

@@ -24,7 +24,7 @@ from trio_nsq.protocol.frames import (
 from trio_nsq.protocol.limits import KIB, MAGIC_V2, MINUTE_MS
 from trio_nsq.text.arguments import in_milliseconds
 
-from ...access.secret import SecretFileError, encode_secret, warn_in_clear
+from ...access.secret import SecretFileError, encode_secret, note_not_sent, warn_in_clear
 from ...event_loop import runtime
 from ...protocol.address import parse_address
 from ...protocol.compression import Codec, CompressionError, Deflate, Snappy
@@ -204,6 +204,8 @@ class Connection:
             await self._compress(Deflate(self._settings.deflate_level))
         if features.get("auth_required") is True:
             await self._authenticate()
+        elif self._settings.secret:
+            note_not_sent(self.address)
 
     async def identify(
         self, fields: dict[str, Any], timeout_s: float = HANDSHAKE_TIMEOUT_S
@@ -479,8 +481,7 @@ def _handshake_failure(error: BaseException, limit_s: float) -> str | None:
     """Return the reason of a failed handshake as text; None for a cancellation or a defect."""
     match error:
         case BrokerError():
-            hint = "; set tls_v1=True" if "(TLS required)" in error.text else ""
-            return f"it answered {error.code} {error.text}".rstrip() + hint
+            return f"it{str(error).removeprefix(error.address)}"
         case ConnectionLost():
             return error.reason
         case runtime.TooSlowError():
