@@ -1,7 +1,7 @@
 """Tests for TLS, compression and AUTH between client and `qcli serve`; tests/interop tests them with nsqd."""
 
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from broker.support import running_broker
 from client.support.fake_broker import FakeBroker
 from trio_nsq.client import ConnectionFailed, ConnectionSettings, Consumer, Producer
 from trio_nsq.client.connection.connection import Connection, connect
+from trio_nsq.integrations.kombu.broker_socket import BrokerSocket
+from trio_nsq.protocol.address import parse_address
 from trio_nsq.protocol.compression import Snappy
 from trio_nsq.protocol.frames import OK_FRAME, encode_error, encode_response
 
@@ -140,8 +142,26 @@ MISBEHAVIOUR = [
 ]
 
 
+async def introduce(address: str, settings: ConnectionSettings) -> None:
+    connection = Connection(await trio.open_tcp_stream(*parse_address(address)), address, settings)
+    try:
+        await connection.introduce()
+    finally:
+        assert connection.ended.is_set()
+
+
+async def introduce_without_event_loop(address: str, settings: ConnectionSettings) -> None:
+    await trio.to_thread.run_sync(BrokerSocket, address, settings)
+
+
+@pytest.mark.parametrize("introduce", [introduce, introduce_without_event_loop])
 @pytest.mark.parametrize(("said", "reason"), MISBEHAVIOUR)
-async def test_broker_that_violates_the_protocol(broker: FakeBroker, said: bytes, reason: str) -> None:
+async def test_broker_that_violates_the_protocol(
+    broker: FakeBroker,
+    said: bytes,
+    reason: str,
+    introduce: Callable[[str, ConnectionSettings], Awaitable[None]],
+) -> None:
     """The connection is closed, and the error names the violation."""
     settings = ConnectionSettings(tls_v1=b"tls_v1" in said, tls_insecure_skip_verify=True)
 
@@ -155,12 +175,8 @@ async def test_broker_that_violates_the_protocol(broker: FakeBroker, said: bytes
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(misbehave)
-            connection = Connection(
-                await trio.open_tcp_stream("127.0.0.1", broker.port), broker.address, settings
-            )
             with pytest.raises(ConnectionFailed, match=reason):
-                await connection.introduce()
-            assert connection.ended.is_set()
+                await introduce(broker.address, settings)
 
 
 async def test_tls_sessions_start_and_end_cleanly(certificates: Certificates, broker: FakeBroker) -> None:

@@ -9,11 +9,11 @@ import math
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
 
 from trio_nsq.protocol import FrameError, Limits, NSQError
-from trio_nsq.protocol.encode import encode_auth, encode_identify, encode_nop, encode_sub
+from trio_nsq.protocol.encode import encode_nop, encode_sub
 from trio_nsq.protocol.frames import (
     DEFAULT_MAX_FRAME_BYTES,
     ErrorFrame,
@@ -21,20 +21,17 @@ from trio_nsq.protocol.frames import (
     MessageRun,
     ResponseFrame,
 )
-from trio_nsq.protocol.limits import KIB, MAGIC_V2, MINUTE_MS
+from trio_nsq.protocol.limits import KIB
 from trio_nsq.text.arguments import in_milliseconds
 
-from ...access.secret import SecretFileError, encode_secret, note_not_sent, warn_in_clear
 from ...event_loop import runtime
 from ...protocol.address import parse_address
-from ...protocol.compression import Codec, CompressionError, Deflate, Snappy
-from ...protocol.go_json import INT64
-from ...protocol.untrusted_json import decode_json
-from ...tls.client_session import TLSClientSession
+from ...protocol.compression import CompressionError
 from ...tls.errors import TLSError
-from ..errors import AuthRefused, BrokerError, ConnectionFailed, ConnectionLost, is_auth_refusal
+from ..errors import ConnectionFailed, ConnectionLost
 from ..hooks import Hooks, notify
 from .codecs import CodecStack
+from .handshake import DEFAULT_MSG_TIMEOUT_MS, Features, Handshake, Step
 from .options import ConnectionSettings
 
 READ_BYTES = 256 * KIB
@@ -48,9 +45,7 @@ and the connection would look alive."""
 LEADER_TIMEOUT_S = 35.0
 """The timeout of the first answer, for callers that do not try again. A member of a cluster that has no leader lets a
 client wait up to 30 s for it."""
-DEFAULT_MSG_TIMEOUT_MS = MINUTE_MS
-"""nsqd's default, for brokers that do not announce theirs."""
-
+_Result = TypeVar("_Result")
 Event = ResponseFrame | ErrorFrame | MessageRun
 
 
@@ -117,7 +112,7 @@ async def check_broker(address: str, dial_timeout_s: float) -> None:
     """Check that the TCP protocol answers at an address, without TLS and a secret. Raises ConnectionFailed."""
     settings = ConnectionSettings(dial_timeout_s=dial_timeout_s)
     connection = Connection(await _open(address, settings), address, settings)
-    await connection.identify({})
+    await connection.check()
     await connection.close_now()
 
 
@@ -161,6 +156,7 @@ class Connection:
         self._settings = settings
         self._reader = FrameReader(max_frame_bytes)
         self._codecs = CodecStack()
+        self._handshake = Handshake(address, settings, self._reader, self._codecs)
         self._outgoing: list[bytes] = []
         self._wake = runtime.Event()
         self._at_end = False
@@ -185,130 +181,84 @@ class Connection:
         fields = self._settings.identify() | dict.fromkeys(extensions, True)
         if producer is not None:
             fields |= {"producer": producer[0], "producer_instance": producer[1]}
-        features = await self.identify(fields, LEADER_TIMEOUT_S if waits_for_leader else HANDSHAKE_TIMEOUT_S)
-        self.survives_refusals = features.get("survive_refusals") is True
-        self.makes_private_channel = features.get("private_channel") is True
-        self.has_headers = features.get("message_headers") is True
-        self.requeues_uncounted = features.get("uncounted_requeues") is True
-        if producer is not None and features.get("producer") != producer[0]:
-            raise await self._failed(
-                "it does not support producers with a name, as nsqd; it needs qcli serve"
+        async with self._closing_at_failure():
+            features = await self._identify(
+                fields, LEADER_TIMEOUT_S if waits_for_leader else HANDSHAKE_TIMEOUT_S
             )
-        if self._settings.tls_v1:
-            if not features.get("tls_v1"):
-                raise await self._failed("it does not offer TLS, and tls_v1 is True")
-            await self._start_tls()
-        if features.get("snappy") is True:
-            await self._compress(Snappy())
-        elif features.get("deflate") is True:
-            await self._compress(Deflate(self._settings.deflate_level))
-        if features.get("auth_required") is True:
-            await self._authenticate()
-        elif self._settings.secret:
-            note_not_sent(self.address)
+            self.survives_refusals = features.has("survive_refusals")
+            self.makes_private_channel = features.has("private_channel")
+            self.has_headers = features.has("message_headers")
+            self.requeues_uncounted = features.has("uncounted_requeues")
+            if producer is not None and features.producer != producer[0]:
+                reason = "it does not support producers with a name, as nsqd; it needs qcli serve"
+                raise ConnectionFailed(self.address, reason)
+            for step in self._handshake.further_steps(features):
+                await self._do(step)
 
-    async def identify(
-        self, fields: dict[str, Any], timeout_s: float = HANDSHAKE_TIMEOUT_S
-    ) -> dict[str, Any]:
-        """Send magic and IDENTIFY; return the features. On failure closes the socket and raises ConnectionFailed."""
-        reply = await self._ask(MAGIC_V2 + encode_identify(fields), timeout_s)
-        features: Any = {}
-        if reply != b"OK":  # OK: the broker does not negotiate
-            try:
-                features = decode_json(reply)
-                self.max_rdy_count = _count(features, "max_rdy_count", self.max_rdy_count)
-                self.msg_timeout_ms = _count(features, "msg_timeout", self.msg_timeout_ms)
-                self.max_msg_timeout_ms = _count(features, "max_msg_timeout", self.max_msg_timeout_ms)
-            except (ValueError, AttributeError) as error:  # AttributeError: it is no object
-                reason = f"it answered IDENTIFY with {reply[:80]!r}; is this an NSQ broker's TCP port?"
-                raise await self._failed(reason) from error
-        return dict(features)
+    async def check(self) -> None:
+        """Have the broker answer IDENTIFY. On failure closes the socket and raises ConnectionFailed."""
+        async with self._closing_at_failure():
+            await self._identify({})
 
-    async def _authenticate(self) -> None:
-        try:
-            secret = self._settings.secret.read()
-        except SecretFileError as error:  # it may be temporary
-            raise await self._failed(str(error)) from error
-        if not secret:
-            if self._settings.may_have_certificate:
-                return  # if the certificate is not enough, the broker answers E_AUTH_FIRST
-            await self.close_now()
-            raise AuthRefused(self.address, "it requires authentication: set auth_secret_file or auth_secret")
-        if not self._settings.tls_v1:
-            warn_in_clear(self.address)
-        await self._ask(encode_auth(encode_secret(secret)))
-
-    async def _failed(self, reason: str) -> ConnectionFailed:
-        await self.close_now()
-        return ConnectionFailed(self.address, reason)
-
-    async def _start_tls(self) -> None:
-        host, _ = parse_address(self.address)
-        try:
-            session = TLSClientSession(self._settings.client_context(), host)
-        except (ValueError, OSError) as error:  # such as a missing file; it may be temporary
-            raise await self._failed(str(error)) from error
-        received = self._reader.take_buffered()
-        async with self._handshake():
-            while True:
-                try:
-                    done = session.handshake(received)
-                finally:  # after a failure, this sends the TLS alert with the reason
-                    await self._stream.send_all(session.outgoing())
-                if done:
-                    break
-                received = bytes(await self._stream.receive_some(READ_BYTES))
-                if not received:
-                    raise ConnectionLost(
-                        self.address, "the broker closed the connection in the TLS handshake"
-                    )
-            await self._upgrade(session, b"")
-
-    async def _compress(self, codec: Codec) -> None:
-        async with self._handshake():
-            await self._upgrade(codec, self._reader.take_buffered())
-
-    async def _upgrade(self, codec: Codec, received: bytes) -> None:
-        self._codecs.add(codec)
-        for piece in codec.decode(received):
-            self._reader.receive_data(piece)
-        reply = await self._reply()
-        if reply != b"OK":
-            raise FrameError(f"it answered an upgrade with {reply[:80]!r}")
+    async def _identify(self, fields: dict[str, Any], timeout_s: float = HANDSHAKE_TIMEOUT_S) -> Features:
+        features = await self._do(self._handshake.identify(fields), timeout_s)
+        self.max_rdy_count = features.max_rdy_count
+        self.msg_timeout_ms = features.msg_timeout_ms
+        self.max_msg_timeout_ms = features.max_msg_timeout_ms
+        return features
 
     async def subscribe(self, topic: str, channel: str) -> None:
         """Send SUB and wait for the reply. On failure closes the socket and raises ConnectionFailed."""
-        await self._ask(encode_sub(topic, channel))
+        async with self._closing_at_failure():
+            await self._do(self._handshake.ask(encode_sub(topic, channel)))
 
-    async def _ask(self, command: bytes, timeout_s: float | None = None) -> bytes:
-        """Send a command and return its reply; on an error or cancellation, close the socket."""
-        async with self._handshake(timeout_s):
-            await self._send(command)
-            if timeout_s is not None and timeout_s > HANDSHAKE_TIMEOUT_S:
-                with runtime.move_on_after(HANDSHAKE_TIMEOUT_S):
-                    return await self._reply()
-                _logger.warning(
-                    "broker %s: connected, but no answer within %g s: it hangs, or its cluster has no leader; waiting "
-                    "up to %g s",
-                    *(self.address, HANDSHAKE_TIMEOUT_S, timeout_s),
-                )
-            return await self._reply()
-        raise AssertionError  # the block above returns or raises
-
-    @asynccontextmanager
-    async def _handshake(self, timeout_s: float | None = None) -> AsyncIterator[None]:
-        """Close the socket if the block fails or is cancelled. Raises ConnectionFailed."""
-        limit_s = HANDSHAKE_TIMEOUT_S if timeout_s is None else timeout_s
+    async def _do(self, step: Step[_Result], limit_s: float = HANDSHAKE_TIMEOUT_S) -> _Result:
+        """Do the IO of a step of the handshake."""
         try:
             with runtime.fail_after(limit_s):
-                yield
+                if limit_s > HANDSHAKE_TIMEOUT_S:
+                    await self._send_of_handshake()
+                    with runtime.move_on_after(HANDSHAKE_TIMEOUT_S):
+                        return await self._finish(step)
+                    _logger.warning(
+                        "broker %s: connected, but no answer within %g s: it hangs, or its cluster has no leader; "
+                        "waiting up to %g s",
+                        *(self.address, HANDSHAKE_TIMEOUT_S, limit_s),
+                    )
+                return await self._finish(step)
+        except runtime.TooSlowError as error:
+            reason = f"connected, but no answer within {limit_s:g} s"
+            raise ConnectionFailed(self.address, reason) from error
+
+    async def _finish(self, step: Step[_Result]) -> _Result:
+        try:
+            while not step.is_done:
+                await self._send_of_handshake()
+                step.receive(bytes(await self._stream.receive_some(READ_BYTES)))
+        except NSQError:
+            with suppress(*runtime.broken_errors()):
+                await self._send_of_handshake()
+            raise
+        await self._send_of_handshake()
+        return step.result
+
+    async def _send_of_handshake(self) -> None:
+        if outgoing := self._handshake.take_outgoing():
+            await self._stream.send_all(outgoing)
+
+    @asynccontextmanager
+    async def _closing_at_failure(self) -> AsyncIterator[None]:
+        """Close the socket if a part of the handshake fails, or is cancelled. Raises ConnectionFailed."""
+        try:
+            yield
         except BaseException as error:
             await self.close_now()
-            reason = _handshake_failure(error, limit_s)
-            if reason is None:
+            failed = self._handshake.failure(error)
+            if failed is None and isinstance(error, runtime.broken_errors()):
+                failed = ConnectionFailed(self.address, _reason(error))
+            if failed is None or failed is error:
                 raise
-            refused = isinstance(error, BrokerError) and is_auth_refusal(error)
-            raise (AuthRefused if refused else ConnectionFailed)(self.address, reason) from error
+            raise failed from error
 
     async def _send(self, data: bytes) -> None:
         await self._stream.send_all(self._codecs.encode(data))
@@ -321,23 +271,6 @@ class Connection:
         for piece in self._codecs.decode(bytes(data)):
             self._reader.receive_data(piece)
         return not self._codecs.ended
-
-    async def _reply(self) -> bytes:
-        ended = False
-        while True:
-            event = self._reader.next_event()
-            if event is None:
-                if ended:
-                    raise ConnectionLost(self.address, "the broker closed the connection")
-                ended = not await self._receive()  # the end of TLS may come with the last frame
-            elif isinstance(event, ErrorFrame):
-                raise BrokerError(self.address, event.code, event.text)
-            elif isinstance(event, MessageRun):
-                raise FrameError("it sent a message before RDY")
-            elif event.is_heartbeat:
-                await self._send(encode_nop())
-            else:
-                return event.data
 
     def write(self, data: bytes) -> None:
         """Queue bytes for the next write; once the connection has ended they are dropped."""
@@ -467,27 +400,6 @@ def _innermost(error: OSError) -> OSError:
     if isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[-1]
     return cause if isinstance(cause, OSError) else error
-
-
-def _count(features: dict[str, Any], name: str, default: int) -> int:
-    """Return a number of an answer to IDENTIFY, as Go has it. Raises ValueError if it is none."""
-    value = features.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < INT64.stop:
-        raise ValueError(f"{name} is {str(value)[:80]}")
-    return int(value)
-
-
-def _handshake_failure(error: BaseException, limit_s: float) -> str | None:
-    """Return the reason of a failed handshake as text; None for a cancellation or a defect."""
-    match error:
-        case BrokerError():
-            return f"it{str(error).removeprefix(error.address)}"
-        case ConnectionLost():
-            return error.reason
-        case runtime.TooSlowError():
-            return f"connected, but no answer within {limit_s:g} s"
-        case _:
-            return _reason(error) if isinstance(error, _broken()) else None
 
 
 def _reason(error: BaseException) -> str:

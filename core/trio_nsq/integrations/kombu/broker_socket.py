@@ -10,21 +10,21 @@ import threading
 import time
 import weakref
 from collections.abc import Collection
+from typing import TypeVar
 
-from ...access.secret import encode_secret, warn_in_clear
 from ...client.connection.codecs import CodecStack
+from ...client.connection.handshake import Handshake, Step
 from ...client.connection.options import ConnectionSettings
-from ...client.errors import AuthRefused, BrokerError, ConnectionFailed, ConnectionLost, is_auth_refusal
+from ...client.errors import BrokerError, ConnectionFailed, ConnectionLost
 from ...protocol.address import parse_address
-from ...protocol.compression import Codec, CompressionError, Deflate, Snappy
-from ...protocol.encode import encode_auth, encode_identify, encode_nop
+from ...protocol.compression import CompressionError
+from ...protocol.encode import encode_nop
 from ...protocol.errors import FrameError, NSQError
 from ...protocol.frames import ErrorFrame, Event, FrameReader, MessageRun, ResponseFrame
-from ...protocol.limits import KIB, MAGIC_V2, MINUTE_MS, SECOND_MS, Limits
-from ...protocol.untrusted_json import decode_json
-from ...tls.client_session import TLSClientSession
+from ...protocol.limits import KIB, MINUTE_MS, SECOND_MS, Limits
 from ...tls.errors import TLSError
 
+_Result = TypeVar("_Result")
 READ_BYTES = 256 * KIB
 HANDSHAKE_TIMEOUT_S = 10.0
 
@@ -62,6 +62,7 @@ class BrokerSocket:
         self._received_at = time.monotonic()
         self._reader = FrameReader()
         self._codecs = CodecStack()
+        self._handshake = Handshake(address, settings, self._reader, self._codecs)
         self._outgoing = b""
         self._reason = "the connection is closed"
         self._socket: socket.socket | None = self._connect()
@@ -70,12 +71,10 @@ class BrokerSocket:
             self._introduce(extensions)
         except BaseException as error:
             self.close()
-            if isinstance(error, BrokerError):
-                refused = AuthRefused if is_auth_refusal(error) else ConnectionFailed
-                raise refused(address, f"it answered {error.code} {error.text}".rstrip()) from error
-            if isinstance(error, ConnectionLost):
-                raise ConnectionFailed(address, error.reason) from error
-            raise
+            failed = self._handshake.failure(error)
+            if failed is None or failed is error:
+                raise
+            raise failed from error
 
     def _connect(self) -> socket.socket:
         host, port = parse_address(self.address)
@@ -91,60 +90,29 @@ class BrokerSocket:
         return connected
 
     def _introduce(self, extensions: Collection[str]) -> None:
-        settings = self._settings
         deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
-        self.send(MAGIC_V2 + encode_identify(settings.identify() | dict.fromkeys(extensions, True)))
+        fields = self._settings.identify() | dict.fromkeys(extensions, True)
+        features = self._do(self._handshake.identify(fields), deadline)
+        self.max_rdy_count = features.max_rdy_count
+        self.msg_timeout_s = features.msg_timeout_ms / SECOND_MS
+        self.max_msg_timeout_s = features.max_msg_timeout_ms / SECOND_MS
+        self.extensions = {name for name in extensions if features.has(name)}
+        for step in self._handshake.further_steps(features):
+            self._do(step, deadline)
+
+    def _do(self, step: Step[_Result], deadline: float) -> _Result:
+        """Do the IO of a step of the handshake."""
         try:
-            features = decode_json(self._reply(deadline))
-            self.max_rdy_count = int(features["max_rdy_count"])
-            self.msg_timeout_s = int(features["msg_timeout"]) / SECOND_MS
-            self.max_msg_timeout_s = int(features["max_msg_timeout"]) / SECOND_MS
-        except (ValueError, TypeError, LookupError) as error:
-            raise ConnectionFailed(self.address, "it does not answer IDENTIFY as an NSQ broker") from error
-        self.extensions = {name for name in extensions if features.get(name) is True}
-        if settings.tls_v1:
-            if not features.get("tls_v1"):
-                raise ConnectionFailed(self.address, "it does not offer TLS")
-            self._start_tls(deadline)
-        if features.get("snappy") is True:
-            self._upgrade(Snappy(), self._reader.take_buffered(), deadline)
-        elif features.get("deflate") is True:
-            self._upgrade(Deflate(settings.deflate_level), self._reader.take_buffered(), deadline)
-        if features.get("auth_required") is True:
-            self._authenticate(deadline)
+            while not step.is_done:
+                self._send_of_handshake()
+                step.receive(self._read(deadline))
+        finally:
+            self._send_of_handshake()
+        return step.result
 
-    def _start_tls(self, deadline: float) -> None:
-        try:
-            session = TLSClientSession(self._settings.client_context(), parse_address(self.address)[0])
-            received = self._reader.take_buffered()
-            done = False
-            while not done:
-                try:
-                    done = session.handshake(received)
-                finally:  # after a failure, this sends the TLS alert with the reason
-                    self.send(session.outgoing())
-                received = b"" if done else self._read(deadline)
-        except (ValueError, TLSError) as error:
-            raise ConnectionFailed(self.address, str(error)) from error
-        self._upgrade(session, b"", deadline)
-
-    def _upgrade(self, codec: Codec, received: bytes, deadline: float) -> None:
-        self._codecs.add(codec)
-        for piece in codec.decode(received):
-            self._reader.receive_data(piece)
-        if (reply := self._reply(deadline)) != b"OK":
-            raise ConnectionFailed(self.address, f"it answered an upgrade with {reply[:80]!r}")
-
-    def _authenticate(self, deadline: float) -> None:
-        secret = self._settings.secret.read()
-        if not secret:
-            if self._settings.may_have_certificate:
-                return
-            raise AuthRefused(self.address, "it requires authentication: set auth_secret_file or auth_secret")
-        if not self._settings.tls_v1:
-            warn_in_clear(self.address)
-        self.send(encode_auth(encode_secret(secret)))
-        self._reply(deadline)
+    def _send_of_handshake(self) -> None:
+        self._outgoing += self._handshake.take_outgoing()
+        self.flush()
 
     @property
     def is_open(self) -> bool:
