@@ -18,7 +18,10 @@ from trio_nsq.http import compact_json
 CLIENTS = 30
 
 
-async def test_no_task_serves_a_client_that_waits_only_for_messages(tmp_path: Path) -> None:
+async def test_no_task_serves_a_client_that_waits_only_for_messages(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """The clock stands still: no timer of the broker begins a task meanwhile, however slow the machine is."""
     async with running_broker(tmp_path / "d") as bound, AsyncExitStack() as stack:
         async with connected(bound.tcp_address) as first:
             await first.subscribe("t", "c")
@@ -40,7 +43,9 @@ class Spawned(trio.abc.Instrument):
         self.count += 1
 
 
-async def test_no_task_ends_the_sessions_of_clients_that_leave(tmp_path: Path) -> None:
+async def test_no_task_ends_the_sessions_of_clients_that_leave(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as other:
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(connected(bound.tcp_address)) for _ in range(CLIENTS)]
