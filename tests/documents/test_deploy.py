@@ -1,6 +1,7 @@
 """The files for systemd and containers fit the program: commands are understood, and systemd accepts the unit."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -9,9 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from broker.certificates import Certificates
 from documents.commands import check_command
 from documents.compose import Compose, until
-from interop.peers import system_program
+from interop.peers import free_ports, qcli_serve, system_program
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -133,3 +135,30 @@ def test_files_that_containers_get_are_there() -> None:
     assert len(files) == 4
     assert [name for name in files if not (DEPLOY / "docker" / name).exists()] == []
     assert {mount for mount in mounts if not mount.startswith(".")} == set(COMPOSE["volumes"])
+
+
+@pytest.mark.parametrize("requires_tls", [False, True])
+def test_health_check_of_the_image(tmp_path: Path, requires_tls: bool) -> None:
+    """With curl for the wget of the image: a running broker is healthy, also if it requires TLS; nothing else is."""
+    (check,) = re.findall(r"^HEALTHCHECK .*? CMD (.*)$", DOCKERFILE, re.MULTILINE)
+    (tmp_path / "wget").write_text('#!/bin/sh\nfor url; do :; done\nexec curl -s -f -k -o /dev/null "$url"\n')
+    (tmp_path / "wget").chmod(0o755)
+    flags: list[str] = []
+    if requires_tls:
+        options = Certificates(tmp_path).options
+        flags = [f"--{name.replace('_', '-')}={path}" for name, path in options.items()] + ["--tls-required"]
+    ports = dict(zip(("4151", "4152", "4161", "4171"), map(str, free_ports(4)), strict=True))
+
+    def code() -> int:
+        line = re.sub(r"(?<=:)\d+", lambda found: ports[found[0]], check)
+        environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        return subprocess.run(
+            ["sh", "-c", line], env=environment, capture_output=True, check=False
+        ).returncode
+
+    assert code() == 1
+    with qcli_serve(tmp_path / "data", *flags) as broker:
+        ports["4151"] = broker.http_address.rpartition(":")[2]
+        if requires_tls:
+            ports["4152"] = str(broker.https_address).rpartition(":")[2]
+        assert code() == 0
