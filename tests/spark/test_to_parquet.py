@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import sys
 from pathlib import Path
 
 import duckdb
@@ -337,6 +338,21 @@ def test_unreadable_manifest(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_p
     (tmp_path / "_nsq" / topic / "manifest.json").write_bytes(b"{")
     result = to_parquet(topic, tmp_path)
     assert (result.code, "cannot be used: it cannot be read" in result.err) == (1, True)
+
+
+def test_spark_that_is_missing_is_named(
+    to_parquet: ToParquet, qcli: Cli, topic: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also if there is nothing to export."""
+    qcli.publish(topic, [b"1"])
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    first = to_parquet(topic, tmp_path / "out")
+    assert (first.code, first.err.count("\n")) == (0, 1)  # nothing about Spark, which the user does not have
+    for options in (["--engine", "spark"], ["--master", "spark://127.0.0.1:1"]):
+        result = to_parquet(topic, tmp_path / "out", *options)
+        assert result.code == 1
+        assert result.err.startswith("Error: The extra 'spark' is not installed (")
+        assert result.err.endswith("): pip install 'trio-nsq[spark]'.\n")
 
 
 def test_one_export_at_a_time(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:

@@ -112,5 +112,8 @@ def prepare() -> None:
     """
     from trio_nsq.spark.runtime.spark_engine import make_class_archive
 
-    archive = make_class_archive()
+    from .shared.engine import library_errors
+
+    with library_errors():
+        archive = make_class_archive()
     print_diagnostic(f"{archive} ({size(archive.stat().st_size)}) was written.")

@@ -78,7 +78,11 @@ def engine_options(reachable: str, report: str, jobs_note: str, records: Sequenc
 
 
 def check_extra(command: str) -> None:
-    """Raises Failure if pyarrow, which the command of this name needs, is not installed."""
+    """Raises Failure if pyarrow, or Spark, which the options ask for, is not installed.
+
+    Args:
+        command: The command of `engine_options`, for the text.
+    """
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
@@ -88,6 +92,12 @@ def check_extra(command: str) -> None:
             f"{command} needs the package pyarrow, which is not installed ({error}): pip install pyarrow. "
             f"To use Spark, too: {install_hint('spark')}."
         ) from error
+    options = click.get_current_context().params
+    if options["engine"] == "spark" or options["master"] is not None:
+        from trio_nsq.spark.runtime.spark_engine import check_spark
+
+        with library_errors():
+            check_spark()
 
 
 _WhenRefused = Callable[["RequestRefused"], Failure]

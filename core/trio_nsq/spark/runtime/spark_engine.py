@@ -70,9 +70,7 @@ def check_spark() -> None:
     try:
         import pyspark  # noqa: F401
     except ImportError as exc:
-        raise SparkFailed(
-            f"the extra 'spark' is not installed ({exc}): {install_hint('spark')}, or use --engine inline"
-        ) from exc
+        raise SparkFailed(f"the extra 'spark' is not installed ({exc}): {install_hint('spark')}") from exc
 
 
 @contextmanager
