@@ -1,6 +1,7 @@
 """Tests for retention, limits and the TTL, in a running broker."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,45 @@ async def test_topics_without_old_messages_cost_nothing_after_a_start(
         found = files.replaced, files.read_bytes
         await pass_time(mock_clock, 30, step_s=5)
         assert (files.replaced - found[0], files.read_bytes - found[1]) == (0, 0)
+
+
+class SlowDeletions(Files):
+    """Deleting a file of a log takes a second."""
+
+    def __init__(self, clock: trio.testing.MockClock) -> None:
+        self._clock = clock
+
+    def unlink(self, path: Path) -> None:
+        if path.suffix == ".log":
+            trio.from_thread.run_sync(self._clock.jump, 1.0)
+        super().unlink(path)
+
+
+async def test_states_are_saved_while_many_files_are_deleted(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """Otherwise a kill would bring back what was finished meanwhile, in any topic."""
+    files = SlowDeletions(mock_clock)
+    options: dict[str, Any] = {"max_bytes_per_file": 2000, "checkpoint_interval_ms": 1000}
+    async with running_api(tmp_path / "d", files=files, **options) as api:
+        for topic in ("t", "other"):
+            await api.post("/topic/create", topic=topic)
+            await api.post("/channel/create", topic=topic, channel="c")
+        await fill(api)
+        await api.tcp.publish("other", b"finished")
+        await api.tcp.subscribe("other", "c", 1)
+        message = await api.tcp.message()
+        await pass_all(api)
+        assert len(segments(tmp_path / "d")) == 14
+        await api.tcp.send(b"FIN %s\n" % message.id)
+        await settle()
+        await pass_time(mock_clock, 3)
+        shutil.copytree(tmp_path / "d", tmp_path / "killed")
+        await pass_time(mock_clock, 60)
+        assert len(segments(tmp_path / "d")) == 1
+    assert len(segments(tmp_path / "killed")) > 1
+    async with running_api(tmp_path / "killed", **options) as api:
+        assert (await api.channel("other", "c"))["depth"] == 0
 
 
 async def test_new_file_is_started_in_time_after_a_start(

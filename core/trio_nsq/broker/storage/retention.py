@@ -55,6 +55,9 @@ _MIN_TTL_CHECK_NS = 1_000_000_000
 ARCHIVE_CHECK_NS = 30 * 1_000_000_000
 """Interval of checks whether a file that has expired is archived, besides those of `check_waiting`."""
 _ARCHIVE_LATE_NS = 60 * 1_000_000_000
+_DISCARD_S = 0.5
+"""Files are deleted for so long at once, and for at most half of the time: no state is saved meanwhile, and a crash
+would bring back what was finished since."""
 _SPREAD_NS = 300 * 1_000_000_000
 """After a start, the checks of many topics are spread over this time, or over 1/8 of their retention time."""
 
@@ -154,6 +157,8 @@ class RetentionManager:
         self._rotate = rotate
         self._is_short = is_short
         self._archived_ns = archive_retention_ms * _NS_PER_MS
+        self._discard_left_s = _DISCARD_S  # for how long files may be deleted, when some were deleted last
+        self._discarded_at_s = 0.0
         self._threads = trio.CapacityLimiter(_THREADS)
 
     def schedule_loaded(self, topic: Topic) -> None:
@@ -248,7 +253,7 @@ class RetentionManager:
             now_ns: Unix nanoseconds.
 
         Returns:
-            When to do so again, as `next_check_ns`.
+            When to do so again, as `next_check_ns`; `now_ns` if there was no time for all of them.
 
         Raises:
             LogError: The operating system failed to read, write or delete.
@@ -266,8 +271,8 @@ class RetentionManager:
         elif needed < min(checkpoint.all_needed, kept):
             carried = await self._carry_forward(topic, checkpoint, min(checkpoint.all_needed, kept), now_ns)
             needed = max(needed, carried)
-        while (discard := log.discard_first(needed)) is not None:
-            (await self._in_thread(discard))()
+        if await self._discard_files(log, needed):
+            return now_ns
         waits = _is_passed(log.files, min(wanted, checkpoint.first_needed))
         self._note_waiting(topic.name, waits=waits)
         next_ns = await self._read_ages(settings, partial(next_check_ns, log.files, settings, now_ns))
@@ -275,6 +280,17 @@ class RetentionManager:
         archived_ns = self._archive_expiry_ns(log, checkpoint.first_needed)
         retry_ns = self._check_again_ns(now_ns, looks) if waits else None
         return _earliest([next_ns, topic.carry_again_ns, archived_ns, retry_ns])
+
+    async def _discard_files(self, log: Log, needed: int) -> bool:
+        """Delete files before a sequence, as long as there is time for it; returns whether more are left."""
+        now_s = trio.current_time()
+        self._discard_left_s = min(_DISCARD_S, self._discard_left_s + now_s - self._discarded_at_s)
+        while (discard := log.discard_first(needed)) is not None and self._discard_left_s > 0:
+            (await self._in_thread(discard))()
+            self._discarded_at_s = trio.current_time()
+            self._discard_left_s -= self._discarded_at_s - now_s
+            now_s = self._discarded_at_s
+        return discard is not None
 
     def _archive_expiry_ns(self, log: Log, needed: int) -> int | None:
         """Return when the first archived file expires; None: never, or it is needed and checked when that changes."""
