@@ -230,6 +230,23 @@ async def test_note_that_a_broker_requires_no_secret(
 
 
 @bounded
+async def test_warning_that_tls_options_encrypt_nothing_by_themselves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificates = Certificates(tmp_path)
+    async with running_broker(tmp_path / "data", **certificates.options) as bound:
+        for encrypts in (True, False, False):
+            async with Producer(
+                bound.tcp_address, tls_v1=encrypts, tls_root_ca_file=certificates.ca_path
+            ) as producer:
+                await producer.publish("t", b"m")
+    (record,) = (each for each in caplog.records if each.name == "trio_nsq.security")
+    assert record.getMessage() == (
+        f"the connection to {bound.tcp_address} is not encrypted, although TLS options are given: set tls_v1=True"
+    )
+
+
+@bounded
 async def test_secret_is_sent_only_to_a_broker_with_a_trusted_certificate(tmp_path: Path) -> None:
     """The broker has a certificate of a CA that the client does not trust."""
     auth_file = AuthFile(tmp_path)

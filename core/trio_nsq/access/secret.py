@@ -37,6 +37,7 @@ _SECRETS = (
 """User names and passwords of URLs, and values whose names say that they are secret."""
 _warned: set[str] = set()  # addresses
 _noted: set[str] = set()  # addresses
+_in_clear: set[str] = set()  # addresses
 
 
 class SecretFileError(NSQError, ValueError):
@@ -152,6 +153,19 @@ def note_not_sent(address: str) -> None:
         logging.getLogger(SECURITY_LOGGER).info(
             "%s requires no authentication: every client may do everything there, and the secret was not sent",
             address,
+        )
+
+
+def warn_not_encrypted(address: str) -> None:
+    """Log a warning, once for each address: the program has named CAs or a certificate, and does not ask for TLS.
+
+    Args:
+        address: `host:port`.
+    """
+    if address not in _in_clear:
+        _in_clear.add(address)
+        logging.getLogger(SECURITY_LOGGER).warning(
+            "the connection to %s is not encrypted, although TLS options are given: set tls_v1=True", address
         )
 
 

@@ -3,7 +3,13 @@
 from collections.abc import Generator, Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from ...access.secret import SecretFileError, encode_secret, note_not_sent, warn_in_clear
+from ...access.secret import (
+    SecretFileError,
+    encode_secret,
+    note_not_sent,
+    warn_in_clear,
+    warn_not_encrypted,
+)
 from ...protocol.address import parse_address
 from ...protocol.compression import Codec, CompressionError, Deflate, Snappy
 from ...protocol.encode import encode_auth, encode_identify, encode_nop
@@ -149,6 +155,8 @@ class Handshake:
             if not features.has("tls_v1"):
                 raise ConnectionFailed(self._address, "it does not offer TLS, and tls_v1 is True")
             yield Step(self._start_tls())
+        elif settings.has_tls_files:
+            warn_not_encrypted(self._address)
         if features.has("snappy"):
             yield Step(self._upgrade(Snappy(), self._reader.take_buffered()))
         elif features.has("deflate"):

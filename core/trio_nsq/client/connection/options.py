@@ -82,7 +82,8 @@ class ConnectionSettings:
         user_agent: Shown in the broker's statistics.
         topology_region, topology_zone: Where the program runs: a broker that knows its own region and zone prefers
             consumers there. Empty: unknown.
-        tls_v1: Require TLS. If the broker does not offer it, connecting fails.
+        tls_v1: Require TLS. If the broker does not offer it, connecting fails. The options below do not switch it on,
+            because they are for https addresses of discovery services, too; without it, a warning is logged.
         tls_root_ca_file: PEM file of the trusted CAs; None: the system's CAs.
         tls_cert, tls_key: PEM files of the client's certificate, for brokers that require one. If the key is None, the
             certificate's file has it.
@@ -163,8 +164,12 @@ class ConnectionSettings:
 
     def https_context(self) -> ssl.SSLContext | None:
         """Return the TLS context for HTTP; None: no option is given, use the system's CAs. Raises TLSFilesError."""
-        given = self.tls_context or self.tls_root_ca_file or self.tls_cert or self.tls_insecure_skip_verify
-        return self.client_context() if given else None
+        return self.client_context() if self.tls_context or self.has_tls_files else None
+
+    @property
+    def has_tls_files(self) -> bool:
+        """Whether options say which certificates to use and to trust, other than `tls_context`."""
+        return bool(self.tls_root_ca_file or self.tls_cert or self.tls_insecure_skip_verify)
 
     @property
     def may_have_certificate(self) -> bool:
