@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
 import trio
 
+from ...event_loop.pacing import Pacing
 from ...http import Handler, HTTPError, Request, Response, Route, Router
 from ...http.client import HTTPClient, RequestFailed
 from ...http.urls import URL
@@ -22,13 +23,15 @@ from ..api.status import Status
 from ..monitoring.stats_text import render_text
 from ..server import Server
 from ..siblings import Siblings
-from .sums import label_metrics, merge_definitions, merge_disconnected, sum_stats
+from .sums import Steps, encode_json, label_metrics, merge_definitions, merge_disconnected, sum_stats
 
+_Result = TypeVar("_Result")
 _CONNECT_S: Final = 2.0
 _ANSWER_S: Final = 30.0
 _RESTART_S: Final = 1.0
 """A process that has ended is usually there again within this time."""
 _POLL_S: Final = 0.05
+_TURN_S: Final = Pacing().turn_s
 _MOST_BYTES: Final = 256 * 1024 * 1024
 _HOP_BY_HOP: Final = frozenset(
     (
@@ -135,23 +138,23 @@ class Front:
         """Return the sum of the statistics of all processes: JSON with `format=json`, else text."""
         target = f"{request.path}?{urlencode({**request.query, 'format': 'json'})}"
         answers = await self._answers_of_all(request, target)
-        stats = sum_stats([_decoded(answer) for answer in answers])
+        stats = await _in_turns(sum_stats(await _all_decoded(answers)))
         if request.query.get("format") == "json":
-            return Response.json(stats)
+            return Response.encoded(await _in_turns(encode_json(stats)))
         now_ns = time.time_ns()
         return Response.text(render_text(stats, now_ns, now_ns - stats["start_time"] * 1_000_000_000))
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics of all processes; each has the label `process`."""
         answers = await self._answers_of_all(request)
-        text = label_metrics({index: _body(answer).decode() for index, answer in enumerate(answers)})
-        return replace(answers[0], body=text.encode())
+        parts = {index: _body(answer).decode() for index, answer in enumerate(answers)}
+        return replace(answers[0], body=await _in_turns(label_metrics(parts)))
 
     async def definitions(self, request: Request) -> Response:
         """Return the topics and channels of all processes."""
-        return Response.json(
-            merge_definitions([_decoded(each) for each in await self._answers_of_all(request)])
-        )
+        parts = await _all_decoded(await self._answers_of_all(request))
+        merged = await _in_turns(merge_definitions(parts))
+        return Response.encoded(await _in_turns(encode_json(merged)))
 
     async def disconnect(self, request: Request) -> Response:
         """Disconnect consumers; a client of the shared address is connected to several processes."""
@@ -310,6 +313,28 @@ def _body(answer: Response) -> bytes:
 def _decoded(answer: Response) -> dict[str, Any]:
     decoded: dict[str, Any] = json.loads(_body(answer))
     return decoded
+
+
+async def _all_decoded(answers: Sequence[Response]) -> list[dict[str, Any]]:
+    decoded = []
+    for answer in answers:
+        decoded.append(_decoded(answer))
+        await trio.lowlevel.checkpoint()
+    return decoded
+
+
+async def _in_turns(steps: Steps[_Result]) -> _Result:
+    """Do work of this process, which serves clients in between."""
+    turn_over_s = time.perf_counter() + _TURN_S
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
+        if time.perf_counter() > turn_over_s:
+            await trio.lowlevel.checkpoint()
+            turn_over_s = time.perf_counter() + _TURN_S
 
 
 def _message(answer: Response) -> str:

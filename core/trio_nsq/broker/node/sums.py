@@ -1,7 +1,16 @@
-"""Sums the answers of the processes of a node. Pure."""
+"""Sums the answers of the processes of a node. Pure.
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+Answers may be large. `Steps` yield after each small part of the work, so that the caller can let other tasks run.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
+
+from ...http.messages import compact_json
+
+_Result = TypeVar("_Result")
+Steps: TypeAlias = Generator[None, None, _Result]
+"""Returns the result at the end."""
 
 _SUMMED: Final = frozenset(
     (
@@ -15,9 +24,11 @@ _SUMMED: Final = frozenset(
 _OF_ONE_LOG: Final = frozenset(("first_sequence", "disk_first_sequence"))
 """Left out: each process has a log of its own."""
 _EOF: Final = "# EOF"
+_MANY: Final = 200
+"""Objects, or lines, of a step."""
 
 
-def sum_stats(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def sum_stats(parts: Sequence[Mapping[str, Any]]) -> Steps[dict[str, Any]]:
     """Return the document of `/stats` of a node, from those of its processes, in their order.
 
     Counts are added, of ages and of latencies the highest is taken, clients are listed together. What is the same on
@@ -30,7 +41,7 @@ def sum_stats(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     sums["health"] = unhealthy[0] if unhealthy else "OK"
     sums["start_time"] = min(part["start_time"] for part in parts)
     lists = [part["topics"] for part in parts if part["topics"] is not None]
-    sums["topics"] = _merged(lists, "topic_name", _sum_topics) if lists else None
+    sums["topics"] = (yield from _merged(lists, "topic_name", _sum_topics)) if lists else None
     sums.pop("draining", None)
     if all(part.get("draining") for part in parts):
         sums["draining"] = True
@@ -44,16 +55,18 @@ def sum_stats(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return sums
 
 
-def _sum_topics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _sum_topics(parts: Sequence[Mapping[str, Any]]) -> Steps[dict[str, Any]]:
     sums = _sum_counts(parts)
-    sums["channels"] = _merged([part["channels"] for part in parts], "channel_name", _sum_channels)
+    lists = [part["channels"] for part in parts]
+    sums["channels"] = yield from _merged(lists, "channel_name", _sum_channels)
     reasons = [part["unavailable"] for part in parts if part.get("unavailable")]
     if reasons:
         sums["unavailable"] = "; ".join(dict.fromkeys(reasons))
     return sums
 
 
-def _sum_channels(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _sum_channels(parts: Sequence[Mapping[str, Any]]) -> Steps[dict[str, Any]]:
+    yield
     sums = _sum_counts(parts)
     sums["clients"] = _listed(part.get("clients") for part in parts)
     if "oldest_message_age_ms" in sums:
@@ -92,17 +105,23 @@ def _highest(latencies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def merge_definitions(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_definitions(parts: Sequence[Mapping[str, Any]]) -> Steps[dict[str, Any]]:
     """Return the document of `/definitions` of a node. Its processes have the same settings."""
-    return {"topics": _merged((part["topics"] for part in parts), "topic_name", _merge_topics)}
+    return {"topics": (yield from _merged([part["topics"] for part in parts], "topic_name", _merge_topics))}
 
 
-def _merge_topics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _merge_topics(parts: Sequence[Mapping[str, Any]]) -> Steps[dict[str, Any]]:
     merged = _merge_defined(parts)
-    merged["channels"] = _merged((part["channels"] for part in parts), "channel_name", _merge_defined)
+    lists = [part["channels"] for part in parts]
+    merged["channels"] = yield from _merged(lists, "channel_name", _merge_channels)
     if reasons := [part["unavailable"] for part in parts if part.get("unavailable")]:
         merged["unavailable"] = "; ".join(dict.fromkeys(reasons))
     return merged
+
+
+def _merge_channels(parts: Sequence[Mapping[str, Any]]) -> Steps[dict[str, Any]]:
+    yield
+    return _merge_defined(parts)
 
 
 def _merge_defined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -116,12 +135,20 @@ def merge_disconnected(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"disconnected": list({tuple(client.items()): client for client in clients}.values())}
 
 
-def _merged(lists: Iterable[Iterable[Mapping[str, Any]]], key: str, merge: Any) -> list[dict[str, Any]]:
+def _merged(
+    lists: Iterable[Iterable[Mapping[str, Any]]],
+    key: str,
+    merge: Callable[[Sequence[Mapping[str, Any]]], Steps[dict[str, Any]]],
+) -> Steps[list[dict[str, Any]]]:
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     for items in lists:
         for item in items:
             by_name.setdefault(item[key], []).append(item)
-    return [merge(by_name[name]) for name in sorted(by_name)]
+        yield
+    merged = []
+    for name in sorted(by_name):
+        merged.append((yield from merge(by_name[name])))
+    return merged
 
 
 def _listed(lists: Iterable[Sequence[Any] | None]) -> list[Any] | None:
@@ -137,7 +164,57 @@ def _memory(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def label_metrics(parts: Mapping[int, str]) -> str:
+def encode_json(value: Any) -> Steps[bytes]:
+    """Encode JSON without blanks."""
+    pieces = []
+    for piece in _json_pieces(value):
+        pieces.append(piece.encode())
+        yield
+    return b"".join(pieces)
+
+
+def _json_pieces(value: Any) -> Iterator[str]:
+    """Yield the pieces of a document of topics, their channels and clients."""
+    if isinstance(value, dict):
+        before = "{"
+        for name, member in value.items():
+            yield f"{before}{compact_json(name)}:"
+            yield from _json_pieces(member)
+            before = ","
+        yield "}" if value else "{}"
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        before = "["
+        for some in _groups(value):
+            yield before
+            if len(some) == 1:
+                yield from _json_pieces(some[0])
+            else:
+                yield compact_json(some)[1:-1]
+            before = ","
+        yield "]"
+    else:
+        yield compact_json(value)
+
+
+def _groups(items: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """Yield topics, channels or clients in groups of at most `_MANY` objects; one that has more is alone."""
+    some: list[Mapping[str, Any]] = []
+    size = 0
+    for each in items:
+        own = _objects(each) + sum(map(_objects, each.get("channels") or ()))
+        if some and size + own > _MANY:
+            yield some
+            some, size = [], 0
+        some.append(each)
+        size += own
+    yield some
+
+
+def _objects(item: Mapping[str, Any]) -> int:
+    return 1 + len(item.get("clients") or ())
+
+
+def label_metrics(parts: Mapping[int, str]) -> Steps[bytes]:
     """Return the metrics of all processes in one exposition, each sample with the label `process`.
 
     Args:
@@ -148,7 +225,9 @@ def label_metrics(parts: Mapping[int, str]) -> str:
     has_end = False
     for process, text in parts.items():
         family = ""
-        for line in text.splitlines():
+        for number, line in enumerate(text.splitlines()):
+            if number % _MANY == 0:
+                yield
             if line == _EOF:
                 has_end = True
             elif line.startswith("#"):
@@ -158,14 +237,13 @@ def label_metrics(parts: Mapping[int, str]) -> str:
                     known.append(line)
             elif line:
                 samples.setdefault(family, []).append(_labelled(line, process))
-    lines = list(_exposition(heads, samples))
-    return "".join(f"{line}\n" for line in [*lines, *([_EOF] if has_end else [])])
-
-
-def _exposition(heads: Mapping[str, list[str]], samples: Mapping[str, list[str]]) -> Iterator[str]:
+    pieces = []
     for family, lines in heads.items():
-        yield from lines
-        yield from samples.get(family, ())
+        lines = [*lines, *samples.get(family, ())]
+        for start in range(0, len(lines), _MANY):
+            pieces.append("".join(f"{line}\n" for line in lines[start : start + _MANY]).encode())
+            yield
+    return b"".join([*pieces, *([f"{_EOF}\n".encode()] if has_end else [])])
 
 
 def _labelled(sample: str, process: int) -> str:
