@@ -140,15 +140,14 @@ class Admission:
                 client counts no longer, and the caller gets the error.
             nursery: Runs the refusals.
         """
-        if self._connected >= self._most and not self._make_room():
+        place = self._take_place()
+        if place is None:
             # Counted here: many clients may come before a task runs.
             if self._begin_refusal():
                 nursery.start_soon(self._refuse, trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
             else:
                 sock.close()
             return
-        self._connected += 1
-        place = _Place(self._leave)
         try:
             begin(sock, peer, place.leave)
         except BaseException:
@@ -157,20 +156,26 @@ class Admission:
 
     async def handle(self, stream: trio.SocketStream, *about: str) -> None:
         """Serve a client, or refuse it."""
-        if self._connected >= self._most and not self._make_room():
+        place = self._take_place()
+        if place is None:
             if self._begin_refusal():
                 await self._refuse(stream)
             else:
                 stream.socket.close()
             return
-        self._connected += 1
-        place = _Place(self._leave)
         before = _current_place.set(place)
         try:
             await self._handler(stream, *about)
         finally:
             _current_place.reset(before)
             place.leave()
+
+    def _take_place(self) -> _Place | None:
+        """Count a client; None: it is above the limit."""
+        if self._connected >= self._most and not self._make_room():
+            return None
+        self._connected += 1
+        return _Place(self._leave)
 
     def _leave(self) -> None:
         self._connected -= 1
