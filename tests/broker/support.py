@@ -294,7 +294,8 @@ class HeldFiles(Files):
         self._reached = trio.Event()
 
     def hold(self, *operations: str) -> None:
-        """Let these operations wait from now on: `read`, `write`, `sync`, `replace` (also `extend`) or `rename`."""
+        """Let these operations wait from now on: `read`, `write`, `sync`, `replace` (also `extend`), `rename`
+        or `remove_folder`."""
         self._go_on = threading.Event()
         self._reached = trio.Event()
         self._held = set(operations)  # last, because threads may be at such an operation
@@ -337,6 +338,10 @@ class HeldFiles(Files):
     def rename(self, path: Path, to: Path) -> None:
         self._pass("rename")
         super().rename(path, to)
+
+    def remove_folder(self, path: Path) -> None:
+        self._pass("remove_folder")
+        super().remove_folder(path)
 
 
 def open_files_before() -> list[str]:

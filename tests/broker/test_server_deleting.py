@@ -5,10 +5,12 @@ fails.
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from broker.api import DONE, OK, Api, running_api
 from broker.letters import another, client_of, take
@@ -171,6 +173,43 @@ async def test_scheduled_sync_during_a_deletion(tmp_path: Path) -> None:
             files.release()
         assert topic_folders(tmp_path / "d") == []
         assert (await api.get("/ping")).text == "OK"
+
+
+async def test_states_are_saved_while_the_files_of_a_deleted_topic_are_removed(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """A checkpoint that waits until the topic is deleted does not wait for its files, which may be many."""
+    files = HeldFiles()
+    async with running_api(tmp_path / "d", files=files, checkpoint_interval_ms=1000) as api:
+        for topic in ("t", "other"):
+            await api.post("/topic/create", topic=topic)
+            await api.post("/channel/create", topic=topic, channel="c")
+        await api.tcp.publish("other", b"finished")
+        await api.tcp.subscribe("other", "c", 1)
+        message = await api.tcp.message()
+        mock_clock.jump(1)
+        await settle()
+        async with connected(api.tcp_address) as producer:
+            await producer.publish("t", b"to be saved")
+        files.hold("rename")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(api.post, "/topic/delete", topic="t"))
+            await files.reached()
+            mock_clock.jump(1)
+            await settle()
+            files.release()
+            files.hold("remove_folder")
+            await files.reached()
+            await api.tcp.send(b"FIN %s\n" % message.id)
+            for _ in range(3):
+                await settle()
+                mock_clock.jump(1)
+            await settle()
+            shutil.copytree(tmp_path / "d", tmp_path / "killed")
+            files.release()
+        assert topic_folders(tmp_path / "d") == ["other.topic"]
+    async with running_api(tmp_path / "killed") as api:
+        assert (await api.channel("other", "c"))["depth"] == 0
 
 
 async def test_ephemeral_channel_stays_if_another_consumer_arrives_in_time(tmp_path: Path) -> None:

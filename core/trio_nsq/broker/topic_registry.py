@@ -300,7 +300,10 @@ class TopicRegistry:
                     self.write_path.refuse_changes(ephemeral=topic.ephemeral)
                 with trio.CancelScope(shield=True):  # a deletion must be complete; it waits only for the disk
                     async with self.checkpointer.locked(topic):
-                        is_deleted = await self._delete(topic, only_if)
+                        is_deleted, retired = await self._delete(topic, only_if)
+                    # Without the lock, for which the saves of all topics may wait: this may take long.
+                    if retired is not None:
+                        await trio.to_thread.run_sync(self.folder.files.remove_folder, retired)
             return is_deleted
 
     async def delete_channel_if(self, channel: Channel, only_if: Callable[[Channel], bool]) -> bool:
@@ -352,10 +355,13 @@ class TopicRegistry:
         if not is_done and (topic := self.broker.topics.get(name)) is not None:
             await self.delete_topic(topic)  # it was just opened
 
-    async def _delete(self, topic: Topic, only_if: Callable[[Topic], bool] | None) -> bool:
+    async def _delete(
+        self, topic: Topic, only_if: Callable[[Topic], bool] | None
+    ) -> tuple[bool, Path | None]:
+        """Delete a `locked` topic; returns whether it did, and the folder to remove."""
         await self.write_path.until_idle(topic)
         if only_if is not None and not only_if(topic):
-            return False
+            return False, None
         self.write_path.refuse_unless_leading()
         retired: Path | None = None
         if not topic.ephemeral:
@@ -369,9 +375,7 @@ class TopicRegistry:
         self.broker.delete_topic(topic)
         self.readers.wake(topic)
         self.checkpointer.forget(topic)
-        if retired is not None:
-            await trio.to_thread.run_sync(self.folder.files.remove_folder, retired)
-        return True
+        return True, retired
 
     async def deletions_done(self) -> None:
         """Wait until no topic is being deleted."""
