@@ -99,7 +99,11 @@ async def test_hung_broker_delays_no_other() -> None:
         assert bad.asked.count("/info") <= asked + 1  # one request waits; no others pile up
 
 
-async def test_broker_that_does_not_answer_in_time_is_shown_and_found_again() -> None:
+async def test_broker_that_does_not_answer_in_time_is_shown_and_found_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log says each change once."""
+    caplog.set_level("INFO", "trio_nsq.console")
     broker = FakeBroker(topics=[topic("t")])
     hasty = replace(OPTIONS, request_timeout_ms=200)
     async with fake_brokers(broker), watching(broker, options=hasty) as watcher:
@@ -110,6 +114,20 @@ async def test_broker_that_does_not_answer_in_time_is_shown_and_found_again() ->
         assert not found.topics
         broker.hangs = False
         await shows(watcher, lambda snapshot: not snapshot.errors and "t" in snapshot.topics)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", f"the broker at {broker.address} does not answer: no answer within 0.2 s"),
+        ("INFO", f"the broker at {broker.address} answers again"),
+    ]
+
+
+async def test_refusal_says_what_the_console_lacks() -> None:
+    refusal = b'{"message":"AUTH_REQUIRED"}'
+    broker = FakeBroker(
+        raw=b"HTTP/1.1 401 Unauthorized\r\nContent-Length: %d\r\n\r\n%s" % (len(refusal), refusal)
+    )
+    async with fake_brokers(broker), watching(broker) as watcher:
+        found = await shows(watcher, lambda snapshot: bool(snapshot.errors))
+    assert found.errors == {broker.address: "AUTH_REQUIRED: give the console --auth-secret-file"}
 
 
 @pytest.mark.parametrize(

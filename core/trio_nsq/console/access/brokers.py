@@ -290,5 +290,7 @@ def _unavailable(errors: dict[str, UpstreamError], all_answer: bool) -> Refused:
         return Refused(401, "NO_AUTHENTICATION", "No broker has authentication, so no token is valid.")
     reasons = "; ".join(f"{address}: {error.reason}" for address, error in list(errors.items())[:_SHOWN])
     return Refused(
-        503, "AUTH_UNAVAILABLE", f"The token cannot be checked now: {reasons or 'no broker answers'}."
+        503,
+        "AUTH_UNAVAILABLE",
+        f"The token cannot be checked now: {reasons or 'no broker answers; the log of the console has the reason'}.",
     )

@@ -37,6 +37,12 @@ _MANY_QUEUES = 2_000
 """What is larger takes more than about 10 ms."""
 _MAX_IDENTITIES = 10_000
 _STATS = unchecked_stats(disk=True)
+_REMEDIES = {
+    "AUTH_REQUIRED": "give the console --auth-secret-file",
+    "INVALID_TOKEN": "the console's token is unknown, expired or revoked",
+    "TLS_REQUIRED": "give the console the https address of the broker",
+}
+"""What an operator can do about the code of an answer to the console's own requests."""
 
 
 class Watcher:
@@ -225,6 +231,8 @@ class Watcher:
             state = LookupdState(name, version=version[:100], nodes=nodes)
         except UpstreamError as exc:
             state = LookupdState(name, error=exc.reason)
+        before = self._lookupd_states.get(name)
+        _log_change("discovery service", name, before.error if before is not None else "", state.error)
         self._lookupd_states[name] = state
 
     async def _poll_broker(self, address: str) -> None:
@@ -236,11 +244,15 @@ class Watcher:
             is_ours = await self._find_kind(address, info)
         except (UpstreamError, ValueError) as exc:
             reason = exc.reason if isinstance(exc, UpstreamError) else str(exc)
+            if remedy := _REMEDIES.get(reason):
+                reason = f"{reason}: {remedy}"
             if (state := self._brokers.get(address)) is not None:
+                _log_change("broker", state.address, state.error, reason)
                 self._brokers[address] = replace(state, error=reason)
             return
         if (before := self._brokers.get(address)) is None:
             return
+        _log_change("broker", before.address, before.error, "")
         now_s = time.time()
         if before.reachable and before.info.get("start_time") == info.get("start_time"):
             add_rates(topics, before.topics, now_s - before.answered_at_s)
@@ -275,6 +287,14 @@ class Watcher:
                     raise
                 self._is_ours[key] = exc.status != 404
         return self._is_ours[key]
+
+
+def _log_change(kind: str, address: str, before: str, now: str) -> None:
+    """Log that a server no longer answers, or answers again; `before` and `now` are reasons, empty if it answers."""
+    if now and not before:
+        logger.warning("the %s at %s does not answer: %s", kind, address, now)
+    elif before and not now:
+        logger.info("the %s at %s answers again", kind, address)
 
 
 def _parsed(answer: Answer) -> tuple[dict[str, Any], dict[str, TopicStats]]:
