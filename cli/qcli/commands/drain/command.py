@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from trio_nsq.api import broker as api
+from trio_nsq.text.wording import count_of
 
 from ...broker.address_options import HTTP_OPTION, http_address, unused_tcp_addresses
 from ...broker.connection_options import http_connection, read_secret
@@ -328,9 +329,8 @@ def _time_out(progress: Progress, mover: Mover | None) -> NoReturn:
         write(progress.table())
     waits = f" {progress.waits_for}." if progress.waits_for else ""
     still = _still_draining(progress.address, mover)
-    raise Failure(
-        f"{progress.messages:,} messages are left on {progress.address}.{waits} {still}", ExitCode.PARTIAL
-    )
+    left = f"{count_of(progress.messages, 'message')} {'is' if progress.messages == 1 else 'are'} left"
+    raise Failure(f"{left} on {progress.address}.{waits} {still}", ExitCode.PARTIAL)
 
 
 def _still_draining(address: str, mover: Mover | None) -> str:
