@@ -213,6 +213,8 @@ async def test_states_are_saved_while_many_files_are_deleted(
     assert len(segments(tmp_path / "killed")) > 1
     async with running_api(tmp_path / "killed", **options) as api:
         assert (await api.channel("other", "c"))["depth"] == 0
+        await pass_time(mock_clock, 5)
+        assert len(segments(tmp_path / "killed")) == 1
 
 
 async def test_new_file_is_started_in_time_after_a_start(
