@@ -175,12 +175,20 @@ def test_java_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         find_java_home({"JAVA_HOME": str(tmp_path), "PATH": str(new / "bin")})
 
 
-def test_failing_java_is_named(qcli: Cli, topic: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("echo 'no memory' >&2\n", "no memory"),
+        ("", "its program ended and said nothing: try bin/java -version"),
+    ],
+    ids=["speaks", "silent"],
+)
+def test_failing_java_is_named(qcli: Cli, topic: str, tmp_path: Path, does: str, said: str) -> None:
     qcli.publish(topic, numbers(1))
-    java = fake_java(tmp_path / "java", "21.0.1", "#!/bin/sh\necho 'no memory' >&2\nexit 1\n")
+    java = fake_java(tmp_path / "java", "21.0.1", f"#!/bin/sh\n{does}exit 1\n")
     arguments = ["to-parquet", topic, str(tmp_path / "a"), "--engine", "spark"]
     result = qcli(*arguments, env={"JAVA_HOME": str(java)})
-    told = f"Error: Spark does not start with the Java in {java} (from JAVA_HOME): no memory.\n"
+    told = f"Error: Spark does not start with the Java in {java} (from JAVA_HOME): {said}.\n"
     assert (result.code, result.err) == (1, told)
 
 
@@ -209,7 +217,7 @@ def test_class_archive_of_a_failing_java(qcli: Cli, tmp_path: Path) -> None:
     java = fake_java(tmp_path / "java", "21.0.1", "#!/bin/sh\necho 'no memory' >&2\nexit 1\n")
     result = qcli("spark", "prepare", env={"JAVA_HOME": str(java), "XDG_CACHE_HOME": str(tmp_path)})
     assert (result.code, list((tmp_path / "trio-nsq").iterdir())) == (1, [])
-    assert result.err == f"Error: Spark does not start with the Java in {java} (from JAVA_HOME): no memory\n"
+    assert result.err == f"Error: Spark does not start with the Java in {java} (from JAVA_HOME): no memory.\n"
 
 
 def test_shim_omits_modules_that_a_small_java_does_not_have(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ _PREFIX = re.compile(
 _IN_LOG = re.compile(
     r"^(?:Exception in thread|Caused by:|Error:|(?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error):).*", re.M
 )
+_ENDED = "[JAVA_GATEWAY_EXITED]"
 _ABOUT_SCRIPT = "/spark-class: line "
 
 
@@ -100,7 +101,8 @@ def start_failure(error: BaseException, log: str, java: str) -> SparkFailed:
         return SparkFailed(f"Spark does not start: {known}", details)
     told = reason(text)
     if getattr(error, "java_exception", None) is None:  # the exception says only that the JVM has ended
-        told = _last_error(log) or told
+        ended = "its program ended and said nothing: try bin/java -version" if _ENDED in told else told
+        told = _last_error(log) or ended
     return SparkFailed(f"Spark does not start with {java}: {told}", details)
 
 
