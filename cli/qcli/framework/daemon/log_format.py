@@ -1,19 +1,29 @@
 """The log of a server on standard error: text in nsqd's format, or a JSON object on each line."""
 
+import fcntl
 import json
 import logging
+import os
+import select
+import stat
+import sys
+import termios
 import time
+from array import array
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
 
-from trio_nsq.text.wording import printable
+from trio_nsq.text.wording import count_of, printable
 
 from ..output import print_diagnostic
 from .setting import LOG_LEVELS
 
 LIBRARY = "trio_nsq"
 """The logger above all loggers of the library."""
+_PATIENCE_S = 1.0
+_LOOK_S = 0.01
 
 
 class NsqdFormatter(logging.Formatter):
@@ -66,10 +76,63 @@ class JsonFormatter(logging.Formatter):
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to standard error. If that is a closed pipe, the broker continues without a log."""
+    """Writes to standard error. If that is a closed pipe, the broker continues without a log.
+
+    If nobody reads a pipe, or a terminal is held, a write would wait, and with it all clients. So a line that finds no
+    room within `_PATIENCE_S` is left out, and so are the next ones until there is room; then a line says how many.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left_out = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        print_diagnostic(self.format(record))
+        self.write(self.format(record))
+
+    def write(self, text: str) -> None:
+        """Write a line."""
+        with self.lock or nullcontext():
+            if not _has_room(len(text.encode(errors="replace")) + 1, 0 if self._left_out else _PATIENCE_S):
+                self._left_out += 1
+                return
+            if self._left_out:
+                note = f"{count_of(self._left_out, 'line')} of the log were left out: nobody read them"
+                self._left_out = 0
+                print_diagnostic(
+                    self.format(logging.LogRecord(LIBRARY, logging.WARNING, "", 0, note, (), None))
+                )
+                if not _has_room(len(text.encode(errors="replace")) + 1, _PATIENCE_S):
+                    self._left_out = 1
+                    return
+            print_diagnostic(text)
+
+
+def _has_room(size: int, patience_s: float) -> bool:
+    """Wait until standard error takes a line of `size` bytes at once. Returns False if it does not in time."""
+    try:
+        fd = sys.stderr.fileno()
+        is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
+    except (OSError, ValueError, AttributeError):
+        return True  # it is closed, or is no file
+    over_s = time.monotonic() + patience_s
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    while True:
+        left_s = max(0.0, over_s - time.monotonic())
+        ready = poll.poll(left_s * 1000)
+        # A pipe that is ready takes this much; one that is empty takes more.
+        if ready and (size <= select.PIPE_BUF or not is_pipe or not _unread_bytes(fd)):
+            return True
+        if not left_s:
+            return False
+        if ready:
+            time.sleep(_LOOK_S)
+
+
+def _unread_bytes(pipe: int) -> int:
+    unread = array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, unread)
+    return unread[0]
 
 
 def log_to_stderr(level: int, prefix: str, form: str) -> Callable[[str], None]:
@@ -97,6 +160,6 @@ def log_to_stderr(level: int, prefix: str, form: str) -> Callable[[str], None]:
         if form == "json":
             handler.handle(logging.LogRecord(logger.name, logging.INFO, "", 0, "%s", (text,), None))
         else:
-            print_diagnostic(text)
+            handler.write(text)
 
     return log_line
