@@ -312,7 +312,7 @@ def test_partly_refused_batch_is_not_retried(tmp_path: Path) -> None:
         qcli = Cli(broker.tcp_address, broker.http_address)
         result = qcli("pub", "t", stdin=lines([b"x" * 11]))
         assert result.code == 1
-        assert "The broker refused: " in result.err
+        assert f"The broker at {qcli.tcp_address} refused: " in result.err
         assert "too big" in result.err
 
 
