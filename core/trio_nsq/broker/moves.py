@@ -18,6 +18,7 @@ from ..log import RecordBatch
 from ..log.interface import READ_BYTES
 from ..log.record_metadata import IN_SEQUENCE_NS, metadata_for_moved
 from ..log.records import split_batch
+from ..text.wording import count_of, is_or_are
 from .clock import BrokerClock
 from .delivery import Deliverer
 from .errors import DeletedError, MoveRefused, NoChannel, SaveError
@@ -190,14 +191,12 @@ class Moves:
     async def _fix(self, topic: Topic, channel: Channel) -> None:
         """Begin the stream of a channel, durably. From now on its messages only become fewer."""
         if count := channel.in_flight_count:
-            raise MoveRefused(f"IN_FLIGHT: {count} messages of {topic.name}/{channel.name} are in flight")
+            few = f"{count_of(count, 'message')} of {topic.name}/{channel.name} {is_or_are(count)}"
+            raise MoveRefused(f"IN_FLIGHT: {few} in flight")
         if count := len(channel.messages.withdrawn):
             to = channel.settings.dead_letter_topic
-            where = f"{topic.name}/{channel.name}"
-            raise MoveRefused(
-                f"IN_FLIGHT: {count} messages of {where} are on the way to dead-letter topic {to}"
-            )
-
+            few = f"{count_of(count, 'message')} of {topic.name}/{channel.name} {is_or_are(count)}"
+            raise MoveRefused(f"IN_FLIGHT: {few} on the way to dead-letter topic {to}")
         await self.checkpointer.change_channel(channel, Channel.fix_stream, with_others=True)
 
     async def _read(self, topic: Topic, plan: MovePlan, max_bytes: int) -> MoveBatch:
@@ -234,7 +233,7 @@ def _what_is_left(topic: Topic) -> str:
     for name in names:
         if left := topic.moving.left(name):
             where = topic.name if name is None else f"{topic.name}/{name}"
-            return f"{left} messages of {where} are not moved"
+            return f"{count_of(left, 'message')} of {where} {is_or_are(left)} not moved"
     return ""
 
 

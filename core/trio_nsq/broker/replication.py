@@ -22,6 +22,7 @@ from ..replication.barrier import ReplicationBarrier
 from ..replication.leader import Follower, Leader
 from ..replication.recorder import RecordingFiles
 from ..replication.stream import FormerOperations, OperationStream
+from ..text.wording import is_or_are
 from .cluster_control import ClusterControl
 from .errors import NotLeading
 from .slow_followers import SlowFollowers
@@ -342,7 +343,7 @@ class Replication:
         count = self._count_in_sync
         reason = ""
         if count < self.min_in_sync:
-            reason = f"only {count} of the cluster's members {'is' if count == 1 else 'are'} in sync"
+            reason = f"only {count} of the cluster's members {is_or_are(count)} in sync"
             reason += f", and --min-in-sync is {self.min_in_sync}"
         self._lacks_members = bool(reason)
         if self.members.hold("members", reason):

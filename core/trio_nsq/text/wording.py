@@ -16,6 +16,11 @@ def count_of(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
+def is_or_are(count: int) -> str:
+    """Return the verb for so many things."""
+    return "is" if count == 1 else "are"
+
+
 def untrusted_certificate(verify_message: str) -> str:
     """Say that a peer's certificate is not trusted, for an error that names the peer.
 

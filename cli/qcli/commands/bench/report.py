@@ -8,6 +8,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
+from trio_nsq.text.wording import count_of
+
 from ...framework.output import rate, size
 from ...records.jobs import BenchRecord, BenchSubject, BenchTimes
 from ...terminal.figures import sparkline
@@ -70,7 +72,8 @@ def as_text(kind: str, place: str, measured: Measurement, width: int) -> str:
     from rich.console import Console, Group
 
     width = min(width, MAX_WIDTH)
-    head = f"{_VERBS[kind]} {measured.messages:,} messages, {size(measured.body_bytes)}, in {measured.seconds:.2f} s"
+    much = f"{count_of(measured.messages, 'message')}, {size(measured.body_bytes)}"
+    head = f"{_VERBS[kind]} {much}, in {measured.seconds:.2f} s"
     parts: list[RenderableType] = [head, place, "", _grid(_facts(kind, measured, width))]
     times = {name: found for name, found in measured.times.items() if found.count}
     if times:
@@ -96,11 +99,11 @@ def _facts(kind: str, measured: Measurement, width: int) -> list[tuple[str, str]
         facts.append(("each second", f"{_trend(measured.by_second, width // 3)}  {low} to {high} messages/s"))
     if measured.afterwards:
         facts.append(
-            ("afterwards", f"{measured.afterwards:,} messages that were on their way; not counted above")
+            ("afterwards", f"{count_of(measured.afterwards, 'message')} on the way; not counted above")
         )
     if measured.missing:
         missing = "arrived too late to be finished" if kind == "sub" else "did not arrive"
-        facts.append(("missing", f"{measured.missing:,} messages {missing}"))
+        facts.append(("missing", f"{count_of(measured.missing, 'message')} {missing}"))
     if measured.seconds > 0:
         facts.append(("this client", f"used {measured.cpu_s / measured.seconds:.0%} of a processor"))
     return facts

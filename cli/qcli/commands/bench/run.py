@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 
+from trio_nsq.text.wording import count_of
+
 from ...broker.connection_options import ConnectOptions
 from ...framework.errors import ExitCode, Failure, Terminated
 from ...framework.output import is_terminal, print_diagnostic, silence_library, write
@@ -142,7 +144,7 @@ def _fill(options: BenchOptions, targets: Sequence[Target], topic: str) -> None:
             await _links(options, targets), topic, count=options.backlog, size=options.size, **_FILL
         )
 
-    print_diagnostic(f"Publishing {options.backlog:,} messages to {topic}.")
+    print_diagnostic(f"Publishing {count_of(options.backlog, 'message')} to {topic}.")
     outcome = produce(load, lambda load: load.counter.total / options.backlog)
     if outcome.failure is not None:
         raise outcome.failure

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from trio_nsq.api import broker as api
-from trio_nsq.text.wording import count_of
+from trio_nsq.text.wording import count_of, is_or_are
 
 from ...broker.address_options import HTTP_OPTION, http_address, unused_tcp_addresses
 from ...broker.connection_options import http_connection, read_secret
@@ -329,7 +329,7 @@ def _time_out(progress: Progress, mover: Mover | None) -> NoReturn:
         write(progress.table())
     waits = f" {progress.waits_for}." if progress.waits_for else ""
     still = _still_draining(progress.address, mover)
-    left = f"{count_of(progress.messages, 'message')} {'is' if progress.messages == 1 else 'are'} left"
+    left = f"{count_of(progress.messages, 'message')} {is_or_are(progress.messages)} left"
     raise Failure(f"{left} on {progress.address}.{waits} {still}", ExitCode.PARTIAL)
 
 
@@ -360,7 +360,11 @@ def _report_end(progress: Progress, mover: Mover | None, quiet: bool) -> None:
             ExitCode.PARTIAL,
         )
     if not quiet:
-        moved = f"{mover.progress.moved or 0:,} messages moved to {mover.target.address}. " if mover else ""
+        moved = (
+            f"{count_of(mover.progress.moved or 0, 'message')} moved to {mover.target.address}. "
+            if mover
+            else ""
+        )
         print_diagnostic(
             f"{moved}{progress.address} is empty, and still refuses publishes: it can be stopped."
         )

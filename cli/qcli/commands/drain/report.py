@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from trio_nsq.text.wording import count_of
+
 from ...framework.output import (
     is_live_terminal,
     json_lines,
@@ -86,7 +88,9 @@ class Progress:
 
     def line(self) -> str:
         deferred = sum(row.deferred for row in self.left.rows) if self.moved is None else 0
-        parts = [f"{self.messages:,} messages left" + (f" ({deferred:,} deferred)" if deferred else "")]
+        parts = [
+            f"{count_of(self.messages, 'message')} left" + (f" ({deferred:,} deferred)" if deferred else "")
+        ]
         if self.moved is not None:
             parts.append(f"{self.moved:,} moved")
         if self.waits_for:

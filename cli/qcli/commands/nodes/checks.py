@@ -12,6 +12,7 @@ from trio_nsq.fleet.snapshot import BrokerState
 from trio_nsq.fleet.stats import Queue, TopicStats
 from trio_nsq.text.durations import duration_text
 from trio_nsq.text.numbers import parse_decimal
+from trio_nsq.text.wording import count_of
 
 from ...framework.output import size
 from ...framework.params import Source, byte_size
@@ -134,9 +135,8 @@ def _of_topic(address: str, name: str, topic: TopicStats, limits: Limits) -> Ite
     for channel, queue in queues:
         about, age_ms = str(Source(name, channel)), queue.oldest_age_ms
         if limits.depth is not None and queue.depth > limits.depth:
-            yield Problem(
-                "depth", address, f"{queue.depth:,} messages wait, more than {limits.depth:,}", about
-            )
+            waiting = f"{count_of(queue.depth, 'message')} {'waits' if queue.depth == 1 else 'wait'}"
+            yield Problem("depth", address, f"{waiting}, more than {limits.depth:,}", about)
         if limits.age_ms is None or age_ms is None or channel == DEAD_LETTERS:
             continue  # they wait for a person, however long
         if age_ms > limits.age_ms:

@@ -15,6 +15,7 @@ from trio_nsq.spark.export.job import ExportJob
 from trio_nsq.spark.runtime.engine import Advance
 from trio_nsq.spark.spool.collect import FIRST_IN_FLIGHT, CollectLimits, Collector, StopReason
 from trio_nsq.spark.spool.spool import Spool
+from trio_nsq.text.wording import count_of, is_or_are
 
 from ...broker.connection_options import ConnectOptions
 from ...broker.failures import connection_failure
@@ -106,9 +107,9 @@ class SpoolExportRun(ExportRun):
         self._report_spooled()
 
     def _report_spooled(self) -> None:
-        if self._spool.messages and not self._options.quiet:
+        if (count := self._spool.messages) and not self._options.quiet:
             print_diagnostic(
-                f"{self._spool.messages:,} messages are in the spool, and no longer in the channel."
+                f"{count_of(count, 'message')} {is_or_are(count)} in the spool, and no longer in the channel."
             )
 
     def _receive(self, addresses: Sequence[str]) -> None:

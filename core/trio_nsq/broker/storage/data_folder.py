@@ -84,7 +84,8 @@ _CHECKED_FROM = len('{"crc32":"00000000",')
 _WITHOUT_STATE = "the topic has no channels, and its first channel gets all messages in the log"
 MISSING_WRITE_AHEAD = (
     f"missing: {BROKER_FILE} says that there may be a write-ahead log. If the files were lost or left out of a copy, "
-    "messages that only they had are lost"
+    "messages that only they had are lost. Nothing is lost if the broker was killed in the moment in which it began "
+    "the log or removed it"
 )
 ID_RESERVE = 2**32
 """Ids reserved at a time. After a crash, ids continue above the reserved ones, so none repeats."""

@@ -23,6 +23,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from ...text.wording import count_of
 from ..options import OptionError
 from ..versions import StreamArrowWriter
 from .options import BATCH_OPTIONS, STREAM_OPTIONS, SinkOptions, parse_job_id, parse_options
@@ -124,7 +125,7 @@ def _describe(messages: _Messages) -> str:
     complete = sum(isinstance(each, TaskResult) for each in messages)
     count = _sum(messages).messages
     return (
-        f"{complete} of {len(messages)} partitions are published, with {count:,} messages, and possibly some "
+        f"{complete} of {len(messages)} partitions are published, with {count_of(count, 'message')}, and possibly some "
         "of the others; they stay published"
     )
 
