@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn
 
 import click
@@ -194,13 +194,13 @@ def _run(arguments: Sequence[str]) -> int:
         return end.exit_code
     except BaseException as error:
         # trio wraps the errors of tasks in groups.
-        for leaf in leaf_exceptions(error):
-            if isinstance(leaf, KeyboardInterrupt | click.Abort):
-                return ExitCode.INTERRUPTED
-            if isinstance(leaf, Terminated):
-                return ExitCode.TERMINATED
+        if (code := _code_of_signal(leaf_exceptions(error))) is not None:
+            return code
         outcome = translate(error)
         if outcome is None:
+            # A signal may have interrupted a function in the middle, such as one that had a lock, which then failed.
+            if (code := _code_of_signal(_handled_before(error))) is not None:
+                return code
             raise
         if isinstance(outcome, OutputClosed):
             return ExitCode.OK
@@ -214,6 +214,24 @@ def _run(arguments: Sequence[str]) -> int:
             outcome.show()
         return outcome.exit_code
     return int(result or ExitCode.OK)
+
+
+def _code_of_signal(errors: Iterable[BaseException]) -> ExitCode | None:
+    """Return the exit code if one of these errors is what a signal raises."""
+    for each in errors:
+        if isinstance(each, KeyboardInterrupt | click.Abort):
+            return ExitCode.INTERRUPTED
+        if isinstance(each, Terminated):
+            return ExitCode.TERMINATED
+    return None
+
+
+def _handled_before(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors during whose handling this one occurred."""
+    for leaf in leaf_exceptions(error):
+        while (before := leaf.__context__) is not None:
+            yield before
+            leaf = before
 
 
 def notices(names: Iterable[str], root: click.Command) -> list[str]:

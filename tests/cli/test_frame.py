@@ -4,8 +4,10 @@ import platform
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
 import processes
@@ -13,6 +15,7 @@ from cli.support import DEADLINE_S, Cli, Run, command_line, only_ours
 from processes import popen
 from qcli.app import notices, root, run
 from qcli.framework.errors import ExitCode, Failure, reason_of, translate
+from qcli.framework.raised_signals import interrupt
 from soak import in_soak
 from trio_nsq import __version__
 from trio_nsq.protocol import NSQError
@@ -330,3 +333,34 @@ def test_yes_for_a_command_without_questions(nowhere: Cli, args: list[str], said
     result = nowhere(*args)
     assert result.code == 2
     assert said in result.err
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, ExitCode.TERMINATED), (signal.SIGINT, ExitCode.INTERRUPTED)]
+)
+def test_signal_interrupts_a_function_that_then_fails(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: ExitCode
+) -> None:
+    """Such as the wait for a thread, which then releases a lock that it does not have. It is no bug of the command."""
+
+    def work() -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            fail()
+
+    def fail() -> None:
+        raise RuntimeError("cannot release un-acquired lock")
+
+    def use(callback: Callable[[], None]) -> None:
+        monkeypatch.setattr(root, "get_command", lambda ctx, name: click.Command(name, callback=callback))
+
+    handled = signal.signal(signal.SIGINT, interrupt)
+    try:
+        use(work)
+        assert run(["fails"]) == code
+    finally:
+        signal.signal(signal.SIGINT, handled)
+    use(fail)
+    with pytest.raises(RuntimeError, match="un-acquired"):
+        run(["fails"])

@@ -67,6 +67,17 @@ except OSError:  # the last writer has ended
 sys.exit(process.wait())
 """
 """A program that runs a command whose standard output is a terminal."""
+_PYTHON = """
+import os, sys
+if sys.argv[1:] != ["-"]:
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+exec(compile(sys.stdin.read(), "<stdin>", "exec"))
+sys.stdout.flush()
+sys.stderr.flush()
+if "pyarrow" in sys.modules or "deltalake" in sys.modules:
+    os._exit(0)
+"""
+"""Python, for programs of pages. Threads of Arrow that still run when Python ends may abort the process."""
 
 
 @dataclass
@@ -194,7 +205,7 @@ def test_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
         programs.mkdir()
         for name, text in (
             ("qcli", wrapper(steps, ports, processes)),
-            ("python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'),
+            ("python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(_PYTHON)} "$@"\n'),
             ("terminal", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(_TERMINAL)} "$@"\n'),
         ):
             (programs / name).write_text(text)
