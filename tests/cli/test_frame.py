@@ -364,3 +364,16 @@ def test_signal_interrupts_a_function_that_then_fails(
     use(fail)
     with pytest.raises(RuntimeError, match="un-acquired"):
         run(["fails"])
+
+
+def test_help_names_its_option_whatever_used_the_command_before() -> None:
+    for name in COMMANDS:
+        ctx = click.Context(root)
+        command: click.Command | None = root
+        for word in name.split():
+            assert isinstance(command, click.Group)
+            command = command.get_command(ctx, word)
+        assert command is not None
+        option = command.get_help_option(click.Context(command))
+        assert option is not None
+        assert option.opts == ["-h", "--help"]

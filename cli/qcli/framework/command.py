@@ -70,6 +70,9 @@ def sections(ctx: click.Context, command: click.Command) -> dict[str, list[click
     return found
 
 
+_HELP_NAMES = ("-h", "--help")
+
+
 class DocumentedCommand(click.Command):
     """A command with examples, exit codes and titled paragraphs.
 
@@ -95,7 +98,7 @@ class DocumentedCommand(click.Command):
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault(
-            "context_settings", {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+            "context_settings", {"help_option_names": list(_HELP_NAMES), "max_content_width": 100}
         )
         super().__init__(*args, **kwargs)
         self.examples = dict(examples or {})
@@ -106,6 +109,10 @@ class DocumentedCommand(click.Command):
         self.exits = dict(sorted(meanings.items()))
         self.notes = dict(notes or {})
         self.details = dict(details or {})
+
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        """Return the same names in every context: click keeps the option that it makes in the first one."""
+        return list(_HELP_NAMES)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does, but say more about repeated options and words after the last argument."""
