@@ -35,9 +35,7 @@ _SECRETS = (
     ),
 )
 """User names and passwords of URLs, and values whose names say that they are secret."""
-_warned: set[str] = set()  # addresses
-_noted: set[str] = set()  # addresses
-_in_clear: set[str] = set()  # addresses
+_logged: set[tuple[str, str]] = set()  # texts and addresses
 
 
 class SecretFileError(NSQError, ValueError):
@@ -134,9 +132,9 @@ def warn_in_clear(address: str) -> None:
         address: `host:port`.
     """
     host = address.rpartition(":")[0].strip("[]")
-    if address not in _warned and not is_loopback(host):
-        _warned.add(address)
-        logging.getLogger(SECURITY_LOGGER).warning(
+    if not is_loopback(host):
+        _log_once(
+            logging.WARNING,
             "the secret is sent to %s without encryption, so others in the network can read it: use TLS",
             address,
         )
@@ -148,12 +146,11 @@ def note_not_sent(address: str) -> None:
     Args:
         address: `host:port`.
     """
-    if address not in _noted:
-        _noted.add(address)
-        logging.getLogger(SECURITY_LOGGER).info(
-            "%s requires no authentication: every client may do everything there, and the secret was not sent",
-            address,
-        )
+    _log_once(
+        logging.INFO,
+        "%s requires no authentication: every client may do everything there, and the secret was not sent",
+        address,
+    )
 
 
 def warn_not_encrypted(address: str) -> None:
@@ -162,11 +159,17 @@ def warn_not_encrypted(address: str) -> None:
     Args:
         address: `host:port`.
     """
-    if address not in _in_clear:
-        _in_clear.add(address)
-        logging.getLogger(SECURITY_LOGGER).warning(
-            "the connection to %s is not encrypted, although TLS options are given: set tls_v1=True", address
-        )
+    _log_once(
+        logging.WARNING,
+        "the connection to %s is not encrypted, although TLS options are given: set tls_v1=True",
+        address,
+    )
+
+
+def _log_once(level: int, text: str, address: str) -> None:
+    if (text, address) not in _logged:
+        _logged.add((text, address))
+        logging.getLogger(SECURITY_LOGGER).log(level, text, address)
 
 
 def redacted(text: str) -> str:

@@ -191,12 +191,11 @@ class Moves:
     async def _fix(self, topic: Topic, channel: Channel) -> None:
         """Begin the stream of a channel, durably. From now on its messages only become fewer."""
         if count := channel.in_flight_count:
-            few = f"{count_of(count, 'message')} of {topic.name}/{channel.name} {is_or_are(count)}"
-            raise MoveRefused(f"IN_FLIGHT: {few} in flight")
+            raise MoveRefused(f"IN_FLIGHT: {_messages_are(count, topic, channel.name)} in flight")
         if count := len(channel.messages.withdrawn):
             to = channel.settings.dead_letter_topic
-            few = f"{count_of(count, 'message')} of {topic.name}/{channel.name} {is_or_are(count)}"
-            raise MoveRefused(f"IN_FLIGHT: {few} on the way to dead-letter topic {to}")
+            these = _messages_are(count, topic, channel.name)
+            raise MoveRefused(f"IN_FLIGHT: {these} on the way to dead-letter topic {to}")
         await self.checkpointer.change_channel(channel, Channel.fix_stream, with_others=True)
 
     async def _read(self, topic: Topic, plan: MovePlan, max_bytes: int) -> MoveBatch:
@@ -232,9 +231,13 @@ def _what_is_left(topic: Topic) -> str:
     names: list[str | None] = [None, *(channel.name for channel in topic.moving.channels)]
     for name in names:
         if left := topic.moving.left(name):
-            where = topic.name if name is None else f"{topic.name}/{name}"
-            return f"{count_of(left, 'message')} of {where} {is_or_are(left)} not moved"
+            return f"{_messages_are(left, topic, name)} not moved"
     return ""
+
+
+def _messages_are(count: int, topic: Topic, channel: str | None) -> str:
+    where = topic.name if channel is None else f"{topic.name}/{channel}"
+    return f"{count_of(count, 'message')} of {where} {is_or_are(count)}"
 
 
 class _Records:

@@ -78,8 +78,9 @@ class JsonFormatter(logging.Formatter):
 class _StderrHandler(logging.Handler):
     """Writes to standard error. If that is a closed pipe, the broker continues without a log.
 
-    If nobody reads a pipe, or a terminal is held, a write would wait, and with it all clients. So a line that finds no
-    room within `_PATIENCE_S` is left out, and so are the next ones until there is room; then a line says how many.
+    A write to a full pipe that nobody reads, or to a terminal that is stopped, would block the broker. So a line is
+    left out if there is no room for it within `_PATIENCE_S`. Until there is room, the next lines are left out at once.
+    Then a line says how many are missing.
     """
 
     def __init__(self) -> None:
@@ -92,19 +93,16 @@ class _StderrHandler(logging.Handler):
     def write(self, text: str) -> None:
         """Write a line."""
         with self.lock or nullcontext():
-            if not _has_room(len(text.encode(errors="replace")) + 1, 0 if self._left_out else _PATIENCE_S):
-                self._left_out += 1
-                return
             if self._left_out:
-                note = f"{count_of(self._left_out, 'line')} of the log were left out: nobody read them"
+                verb = "was" if self._left_out == 1 else "were"
+                note = f"{count_of(self._left_out, 'line')} of the log {verb} left out: nobody read them"
+                record = logging.LogRecord(LIBRARY, logging.WARNING, "", 0, note, (), None)
+                text = f"{self.format(record)}\n{text}"
+            if _has_room(len(text.encode(errors="replace")) + 1, 0 if self._left_out else _PATIENCE_S):
                 self._left_out = 0
-                print_diagnostic(
-                    self.format(logging.LogRecord(LIBRARY, logging.WARNING, "", 0, note, (), None))
-                )
-                if not _has_room(len(text.encode(errors="replace")) + 1, _PATIENCE_S):
-                    self._left_out = 1
-                    return
-            print_diagnostic(text)
+                print_diagnostic(text)
+            else:
+                self._left_out += 1
 
 
 def _has_room(size: int, patience_s: float) -> bool:

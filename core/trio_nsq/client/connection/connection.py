@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
-from trio_nsq.protocol import FrameError, Limits, NSQError
+from trio_nsq.protocol import FrameError, NSQError
 from trio_nsq.protocol.encode import encode_nop, encode_sub
 from trio_nsq.protocol.frames import (
     DEFAULT_MAX_FRAME_BYTES,
@@ -22,7 +22,6 @@ from trio_nsq.protocol.frames import (
     ResponseFrame,
 )
 from trio_nsq.protocol.limits import KIB
-from trio_nsq.text.arguments import in_milliseconds
 
 from ...event_loop import runtime
 from ...protocol.address import parse_address
@@ -31,7 +30,7 @@ from ...tls.errors import TLSError
 from ..errors import ConnectionFailed, ConnectionLost
 from ..hooks import Hooks, notify
 from .codecs import CodecStack
-from .handshake import DEFAULT_MSG_TIMEOUT_MS, Features, Handshake, Step
+from .handshake import Features, Handshake, Step
 from .options import ConnectionSettings
 
 READ_BYTES = 256 * KIB
@@ -144,9 +143,7 @@ class Connection:
         max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
     ) -> None:
         self.address = address
-        self.max_rdy_count: int = Limits().max_rdy_count
-        self.msg_timeout_ms: int = in_milliseconds(settings.msg_timeout_s) or DEFAULT_MSG_TIMEOUT_MS
-        self.max_msg_timeout_ms: int = Limits().max_msg_timeout_ms
+        self._use(Features({}, settings))
         self.survives_refusals: bool = False
         self.makes_private_channel: bool = False
         self.has_headers: bool = False
@@ -202,10 +199,13 @@ class Connection:
 
     async def _identify(self, fields: dict[str, Any], timeout_s: float = HANDSHAKE_TIMEOUT_S) -> Features:
         features = await self._do(self._handshake.identify(fields), timeout_s)
-        self.max_rdy_count = features.max_rdy_count
-        self.msg_timeout_ms = features.msg_timeout_ms
-        self.max_msg_timeout_ms = features.max_msg_timeout_ms
+        self._use(features)
         return features
+
+    def _use(self, features: Features) -> None:
+        self.max_rdy_count: int = features.max_rdy_count
+        self.msg_timeout_ms: int = features.msg_timeout_ms
+        self.max_msg_timeout_ms: int = features.max_msg_timeout_ms
 
     async def subscribe(self, topic: str, channel: str) -> None:
         """Send SUB and wait for the reply. On failure closes the socket and raises ConnectionFailed."""
@@ -256,7 +256,7 @@ class Connection:
             failed = self._handshake.failure(error)
             if failed is None and isinstance(error, runtime.broken_errors()):
                 failed = ConnectionFailed(self.address, _reason(error))
-            if failed is None or failed is error:
+            if failed is None:
                 raise
             raise failed from error
 

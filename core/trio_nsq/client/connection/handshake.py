@@ -129,10 +129,8 @@ class Handshake:
         return outgoing
 
     def failure(self, error: BaseException) -> ConnectionFailed | None:
-        """Return how a step has failed with this error; None: it is another error."""
+        """Return how a step has failed with this error; None: it says so itself, or is another error."""
         match error:
-            case ConnectionFailed():
-                return error
             case BrokerError():
                 reason = f"it{str(error).removeprefix(error.address)}"
                 return (AuthRefused if is_auth_refusal(error) else ConnectionFailed)(self._address, reason)

@@ -21,7 +21,7 @@ from ...protocol.compression import CompressionError
 from ...protocol.encode import encode_nop
 from ...protocol.errors import FrameError, NSQError
 from ...protocol.frames import ErrorFrame, Event, FrameReader, MessageRun, ResponseFrame
-from ...protocol.limits import KIB, MINUTE_MS, SECOND_MS, Limits
+from ...protocol.limits import KIB, SECOND_MS
 from ...tls.errors import TLSError
 
 _Result = TypeVar("_Result")
@@ -53,9 +53,6 @@ class BrokerSocket:
 
     def __init__(self, address: str, settings: ConnectionSettings, extensions: Collection[str] = ()) -> None:
         self.address = address
-        self.max_rdy_count: int = Limits().max_rdy_count
-        self.msg_timeout_s: float = settings.msg_timeout_s or MINUTE_MS / SECOND_MS
-        self.max_msg_timeout_s: float = Limits().max_msg_timeout_ms / SECOND_MS
         self.extensions: set[str] = set()
         self._settings = settings
         self._lock = threading.RLock()
@@ -72,7 +69,7 @@ class BrokerSocket:
         except BaseException as error:
             self.close()
             failed = self._handshake.failure(error)
-            if failed is None or failed is error:
+            if failed is None:
                 raise
             raise failed from error
 
@@ -93,9 +90,9 @@ class BrokerSocket:
         deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
         fields = self._settings.identify() | dict.fromkeys(extensions, True)
         features = self._do(self._handshake.identify(fields), deadline)
-        self.max_rdy_count = features.max_rdy_count
-        self.msg_timeout_s = features.msg_timeout_ms / SECOND_MS
-        self.max_msg_timeout_s = features.max_msg_timeout_ms / SECOND_MS
+        self.max_rdy_count: int = features.max_rdy_count
+        self.msg_timeout_s: float = features.msg_timeout_ms / SECOND_MS
+        self.max_msg_timeout_s: float = features.max_msg_timeout_ms / SECOND_MS
         self.extensions = {name for name in extensions if features.has(name)}
         for step in self._handshake.further_steps(features):
             self._do(step, deadline)
