@@ -1,4 +1,4 @@
-/* The least that a server does for PUB and MPUB: it receives, appends to a file, and answers OK. Linux, one thread.
+/* The least that a server does for PUB and MPUB, which it appends to a file, and for consumers. Linux, one thread.
  *
  *     bare PORT FILE [sync]
  *
@@ -6,6 +6,9 @@
  * answers, once no client has more to send; zeros are written ahead of small writes, as the broker's log does. Like the broker, it
  * busy-waits for 50 us before it sleeps. It has no topics, checksums, message ids, limits or errors: a server with them
  * takes more. A client must wait for its OK, and a request has at most 4 MiB. The address is 127.0.0.1.
+ *
+ * A consumer gets messages of 200 bytes from memory, as many as its RDY and its FINs allow. They differ by their ids,
+ * and the ids in FINs are not looked up.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -20,10 +23,12 @@
 #include <unistd.h>
 
 enum { CLIENTS = 1024, REQUEST = 4 << 20, RECORD_HEADER = 60, AHEAD = 131072, SMALL = 32768 };
+enum { BODY = 200, ID = 16, FRAME = 4 + 4 + 8 + 2 + ID + BODY, FRAMES = 4096 };
 
 struct client {
     int fd;
     int answers; /* that it waits for */
+    int ready;   /* how many messages it may be sent */
     size_t filled;
     char received[REQUEST];
 };
@@ -31,6 +36,8 @@ struct client {
 static const char ok[] = {0, 0, 0, 6, 0, 0, 0, 0, 'O', 'K'};
 static char *records, zeros[AHEAD];
 static size_t gathered, room; /* bytes in `records`, and allocated */
+static char frames[FRAMES][FRAME];
+static uint64_t messages; /* sent so far */
 
 static void fail(const char *what) {
     perror(what);
@@ -53,6 +60,27 @@ static int readable(int epoll, struct epoll_event *events, int at_once) {
     return count || at_once ? count : epoll_wait(epoll, events, CLIENTS, -1);
 }
 
+/* Send a consumer as many messages as it may have. */
+static void deliver(struct client *client) {
+    static const char digits[] = "0123456789abcdef";
+    while (client->ready > 0) {
+        int count = client->ready < FRAMES ? client->ready : FRAMES;
+        for (int n = 0; n < count; n++) {
+            char *frame = frames[n], *id = frame + FRAME - BODY - ID;
+            uint64_t number = ++messages;
+            frame[2] = (FRAME - 4) >> 8;
+            frame[3] = (char)(FRAME - 4);
+            frame[7] = 2; /* a message; the time stamp is 0 */
+            frame[17] = 1; /* the first attempt */
+            for (int digit = ID; digit--; number >>= 4)
+                id[digit] = digits[number & 15];
+        }
+        if (send(client->fd, frames, (size_t)count * FRAME, MSG_NOSIGNAL) < 0)
+            return;
+        client->ready -= count;
+    }
+}
+
 /* Take the whole commands that a client has sent. */
 static void execute(struct client *client) {
     size_t at = client->filled >= 4 && !memcmp(client->received, "  V2", 4) ? 4 : 0;
@@ -60,6 +88,14 @@ static void execute(struct client *client) {
     while ((line_end = memchr(client->received + at, '\n', client->filled - at))) {
         char *command = client->received + at, *body = line_end + 5;
         uint32_t size;
+        if (!memcmp(command, "FIN ", 4) || !memcmp(command, "RDY ", 4) || !memcmp(command, "SUB ", 4)) {
+            client->ready += command[0] == 'F';
+            client->answers += command[0] == 'S';
+            if (command[0] == 'R')
+                client->ready = atoi(command + 4);
+            at = line_end + 1 - client->received;
+            continue;
+        }
         if (body > client->received + client->filled)
             break;
         memcpy(&size, line_end + 1, 4);
@@ -103,7 +139,7 @@ int main(int count, char **words) {
             if (!client) {
                 if (!(client = malloc(sizeof *client)))
                     fail("malloc");
-                client->answers = client->filled = 0;
+                client->answers = client->ready = client->filled = 0;
                 client->fd = accept(listener, NULL, NULL);
                 setsockopt(client->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
                 event.data.ptr = client;
@@ -118,6 +154,7 @@ int main(int count, char **words) {
             }
             client->filled += size;
             execute(client);
+            deliver(client);
             if (client->answers)
                 waiting[waiters++] = client;
         }

@@ -1,4 +1,4 @@
-"""Run `bare.c`: what no server of one thread can be faster than, at publishes over the same connections."""
+"""Run `bare.c`: what no server of one thread can be faster than, over the same connections."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.contenders import process_cpu_s
-from bench.loads import goload, writing
+from bench.loads import goload, reading, writing
 
 from interop.peers import free_ports
 
@@ -52,6 +52,14 @@ def bare_batches(
     with _running(folder, synced=synced) as bare:
         before_s = process_cpu_s(bare.pid)
         rates = writing(bare, seconds, connections, batch=batch, size=size).finish()
+        return _figures(bare, before_s, rates.rate, rates.messages)
+
+
+def bare_consume(folder: Path, seconds: float) -> dict[str, float]:
+    """Consume from it; as `read_fast`. Arguments and errors as `bare_singles`."""
+    with _running(folder, synced=False) as bare:
+        before_s = process_cpu_s(bare.pid)
+        rates = reading(bare, seconds).finish()
         return _figures(bare, before_s, rates.rate, rates.messages)
 
 

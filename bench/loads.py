@@ -142,7 +142,7 @@ def writing(
 
 
 def reading(
-    broker: Broker,
+    broker: Target,
     seconds: float,
     connections: int = CONNECTIONS,
     *,

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench import backlog
-from bench.bare_server import bare_batches, bare_singles
+from bench.bare_server import bare_batches, bare_consume, bare_singles
 from bench.clients import CONSUME, PUBLISH_SINGLES, Job, run_client
 from bench.clients import CONTENDERS as CLIENTS
 from bench.connections import Client, Clients, prepare_nsqd, prepare_ours, topics_of
@@ -58,7 +58,7 @@ DISK = "the disk"
 WRITTEN, RECEIVED = "only writing", "receive and write"
 """The same of the disk with the writes and syncs of `--sync=interval`: alone, and behind the same load."""
 BARE, BARE_SYNCED = "a bare server", "a bare server, synced"
-"""A server in C that only receives, appends and answers, in one thread: bench/bare.c."""
+"""A server in C that does the least in one thread: bench/bare.c."""
 I, F = INTERVAL.name, EVERY_OK.name  # noqa: E741
 
 
@@ -581,9 +581,10 @@ WORKLOADS = [
                 "rate",
                 "msg/s",
                 # Filling an nsqd that syncs every message takes minutes, and it reads no faster than it writes.
-                _goals(1.7, 1.6, safe_i=5, safe_f=5, safe_f_to=ON_DISK),
+                (*_goals(1.7, 1.6, safe_i=5, safe_f=5, safe_f_to=ON_DISK), Goal(I, BARE)),
             ),
         ),
+        {BARE: bare_consume},
     ),
     Workload(
         "publish-and-consume",
