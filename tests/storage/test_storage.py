@@ -20,6 +20,7 @@ from trio_nsq.storage import (
     StorageError,
     StoredFile,
     absolute_place,
+    canonical_place,
     local_path,
     shown_place,
     split_place,
@@ -216,6 +217,34 @@ def test_other_urls_are_no_local_folders(place: str) -> None:
     for use in (local_path, absolute_place, storage_at, shown_place, keep_secrets):
         with pytest.raises(StorageError, match=r"write file:///FOLDER|is not supported"):
             use(place)
+
+
+@pytest.mark.parametrize(
+    ("place", "other"),
+    [
+        ("s3a://bucket/x", "s3://bucket/x/"),
+        ("S3://key:secret@bucket/x", "s3://bucket/x"),
+        ("gcs://bucket/x", "gs://bucket/x"),
+        ("abfss://container@account/x", "abfs://container@account/x"),
+        ("azure://container/x", "az://container/x"),
+        ("file:///data/x/", "/data/x"),
+    ],
+)
+def test_names_of_one_place_are_compared_as_one(place: str, other: str) -> None:
+    assert canonical_place(place) == canonical_place(other)
+
+
+@pytest.mark.parametrize(
+    ("place", "other"),
+    [
+        ("s3://bucket/x", "gs://bucket/x"),
+        ("s3://bucket/x", "s3://bucket/X"),
+        ("abfss://container@account/x", "abfss://container@other/x"),
+        ("s3://bucket/x?endpoint_override=a", "s3://bucket/x?endpoint_override=b"),
+    ],
+)
+def test_different_places_are_compared_as_two(place: str, other: str) -> None:
+    assert canonical_place(place) != canonical_place(other)
 
 
 def test_places() -> None:

@@ -121,12 +121,15 @@ def shown_place(place: str) -> str:
 
 
 def canonical_place(place: str) -> str:
-    """Return a place as it is compared with others: absolute, without secrets and slashes at its end.
+    """Return a place as it is compared with others: the same for `s3a://a/b/` and `s3://a/b`; absolute, without secrets.
 
     Raises StorageError: As `local_path`.
     """
     local = local_path(place)
-    return shown_place(place) if local is None else str(local.absolute())
+    if local is not None:
+        return str(local.absolute())
+    uri = parse_place(place).without_secrets()
+    return str(uri._replace(scheme=uri.kind or uri.scheme))
 
 
 def place_below(place: str, *names: str) -> str:
