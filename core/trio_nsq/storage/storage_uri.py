@@ -121,7 +121,7 @@ def shown_place(place: str) -> str:
 
 
 def canonical_place(place: str) -> str:
-    """Return a place as it is compared with others: the same for `s3a://a/b/` and `s3://a/b`; absolute, without secrets.
+    """Return a place as it is compared with others: absolute, no secrets, the same for `s3a://a/b/` and `s3://a/b`.
 
     Raises StorageError: As `local_path`.
     """
