@@ -3,8 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_nsq.access import FailedAttempts
-from trio_nsq.access.attempts import FIRST_DELAY_S, FORGET_S, MAX_ADDRESSES, MAX_DELAY_S, MAX_DELAYED
+from trio_nsq.access.attempts import (
+    FIRST_DELAY_S,
+    FORGET_S,
+    MAX_ADDRESSES,
+    MAX_DELAY_S,
+    MAX_DELAYED,
+    FailedAttempts,
+)
 
 
 def test_each_failure_doubles_the_delay_up_to_a_limit() -> None:

@@ -4,7 +4,6 @@ import json
 import math
 from typing import Any
 
-from trio_nsq.access import Identity
 from trio_nsq.access.audit import (
     MAX_QUEUED_LINES,
     MAX_REFUSALS,
@@ -13,6 +12,7 @@ from trio_nsq.access.audit import (
     WINDOW_S,
     AuditLog,
 )
+from trio_nsq.access.policy import Identity
 
 WEB = Identity("web", "token", (), key="sha256:00")
 BACKUP = Identity("backup", "certificate", (), key="CN=backup")

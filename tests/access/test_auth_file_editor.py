@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_nsq.access import AuthFileError, read_auth_file
+from trio_nsq.access.auth_file import AuthFileError, read_auth_file
 from trio_nsq.access.auth_file_editor import (
     GrantText,
     NameTaken,

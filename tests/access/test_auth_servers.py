@@ -13,10 +13,11 @@ import trio.testing
 from access.support import Answer, AuthFile, attempt, auth, authenticated, bearer, everything, http_connected
 from broker.auth_server import AuthServer, answer, authorization, options, running_auth_server
 from broker.support import connected, pub, running_broker
-from trio_nsq.access import Grant, Identity, compile_glob
 from trio_nsq.access.access import MAX_CACHED_ANSWERS, Access, AuthDenied
+from trio_nsq.access.patterns import compile_glob
+from trio_nsq.access.policy import Grant, Identity
 from trio_nsq.broker import BoundAddresses
-from trio_nsq.http import Request, Response
+from trio_nsq.http.messages import Request, Response
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from access.support import (
 from broker.auth_server import answer, authorization, options, running_auth_server
 from broker.support import running_broker
 from lookup.support import ours
-from trio_nsq.access import Identity
 from trio_nsq.access.auth_file import parse_auth_file
 from trio_nsq.access.description import MAX_PATTERNS, describe, parse_description
+from trio_nsq.access.policy import Identity
 from trio_nsq.broker import BoundAddresses
 
 NAMES = st.sampled_from(["a", "b", "ab", "a.b", "orders-1", "orders#ephemeral"])

@@ -5,11 +5,14 @@ from hypothesis import strategies as st
 
 from access.support import ALL_ROLES, AuthFile, Given, everything
 from soak import examples
-from trio_nsq.access import Rule
 from trio_nsq.access.access import Access
 from trio_nsq.access.auth_file import parse_auth_file
-from trio_nsq.http import Guard, HostNames, Request, Response, Route, Router
+from trio_nsq.access.policy import Rule
+from trio_nsq.http.guard import Guard
+from trio_nsq.http.messages import Request, Response
 from trio_nsq.http.parsing import Exchange, RequestReader
+from trio_nsq.http.routing import Route, Router
+from trio_nsq.http.web_pages import HostNames
 
 
 async def handle(request: Request) -> Response:

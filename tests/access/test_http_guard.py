@@ -28,7 +28,7 @@ from broker.auth_server import answer, authorization, options, running_auth_serv
 from broker.support import PATIENCE_S, connected, mpub, pub, running_broker, settle, until
 from trio_nsq.access.attempts import FIRST_DELAY_S, MAX_DELAY_S
 from trio_nsq.broker import BoundAddresses
-from trio_nsq.http import Request, Response
+from trio_nsq.http.messages import Request, Response
 from trio_nsq.protocol.limits import Limits
 
 MIB = 1024 * 1024

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_nsq.access import compile_glob
-from trio_nsq.access.patterns import MAX_PATTERN_CHARACTERS
+from trio_nsq.access.patterns import MAX_PATTERN_CHARACTERS, compile_glob
 
 NAMES = st.text("ab.-_#Z9", max_size=12)
 PATTERNS = st.text("ab.*", min_size=1, max_size=10)

@@ -28,7 +28,7 @@ from access.support import (
 from broker.certificates import Certificates
 from broker.support import PATIENCE_S, RawClient, connected, pub, running_broker, settle
 from interop.peers import qcli_serve
-from trio_nsq.access import AuthFileError
+from trio_nsq.access.auth_file import AuthFileError
 from trio_nsq.access.authentication import Authentication
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.protocol.errors import StartupError

@@ -18,7 +18,9 @@ from typing import Any
 import trio
 
 from broker.support import RawClient
-from trio_nsq.http import Request, Response, Route, Router, serve_connection
+from trio_nsq.http.messages import Request, Response
+from trio_nsq.http.routing import Route, Router
+from trio_nsq.http.serving import serve_connection
 from trio_nsq.protocol.address import format_address
 
 LONGEST_START_S = 20

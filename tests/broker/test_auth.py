@@ -18,7 +18,7 @@ from broker.certificates import Certificates
 from broker.headers import hpub
 from broker.support import connected, dpub, identify, mpub, pub, running_broker, settle
 from broker.upgrading import negotiate, upgrade
-from trio_nsq.http import Response
+from trio_nsq.http.messages import Response
 
 
 @pytest.fixture

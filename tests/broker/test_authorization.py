@@ -20,8 +20,8 @@ from broker.auth_server import (
 )
 from broker.support import PATIENCE_S, until
 from interop.peers import nsqd
-from trio_nsq.access import Identity
 from trio_nsq.access.access import AuthError
+from trio_nsq.access.policy import Identity
 from trio_nsq.broker import BrokerOptions, StartupError
 from trio_nsq.broker.session.auth_service import (
     MAX_ANSWER_BYTES,
@@ -31,7 +31,7 @@ from trio_nsq.broker.session.auth_service import (
     parse_answer,
 )
 from trio_nsq.broker.session.authorizer import auth_reply
-from trio_nsq.http import Request, Response
+from trio_nsq.http.messages import Request, Response
 
 # ------------------------------------------------------------------------------------------------ the answer
 

@@ -10,7 +10,7 @@ import pytest
 from broker.api import running_api
 from broker.support import connected, running_broker, settle
 from trio_nsq.broker.api.server import log_unless_publish
-from trio_nsq.http import Request
+from trio_nsq.http.messages import Request
 
 
 def info_lines(caplog: pytest.LogCaptureFixture) -> list[str]:

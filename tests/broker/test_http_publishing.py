@@ -29,7 +29,8 @@ from broker.support import (
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.broker.api.publishing import Publishing
 from trio_nsq.event_loop.pacing import Pacing
-from trio_nsq.http import IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S, Request, Response
+from trio_nsq.http.connection import IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S
+from trio_nsq.http.messages import Request, Response
 
 OK = (200, b"OK")
 PING = raw_post(b"/ping", method=b"GET")

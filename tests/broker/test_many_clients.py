@@ -13,7 +13,7 @@ import trio.testing
 from broker.support import connected, running_broker, settle
 from trio_nsq.broker.monitoring.forms import Dicts, Form, Texts
 from trio_nsq.broker.session.heartbeats import Heartbeats
-from trio_nsq.http import compact_json
+from trio_nsq.http.messages import compact_json
 
 CLIENTS = 30
 

@@ -15,7 +15,7 @@ from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.reader_pool import ReaderPool, Reading
 from trio_nsq.broker.state.broker import Broker
 from trio_nsq.broker.state.topic import Topic
-from trio_nsq.http import CutOff
+from trio_nsq.http.messages import CutOff
 from trio_nsq.log import Log, MemoryLog, RecordBatch
 from trio_nsq.log.gaps import Gap, gaps
 from trio_nsq.log.records import RawRecord

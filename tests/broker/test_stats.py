@@ -23,7 +23,7 @@ from broker.support import connected, identify, settle
 from broker.upgrading import compress, negotiate, upgrade
 from soak import examples
 from trio_nsq.broker.monitoring.process import ProcessFigures
-from trio_nsq.http import compact_json
+from trio_nsq.http.messages import compact_json
 
 MEMORY = [
     "heap_objects", "heap_idle_bytes", "heap_in_use_bytes", "heap_released_bytes",

@@ -11,7 +11,7 @@ from broker.auth_server import AuthServer, answer, authorization, threaded_auth_
 from broker.certificates import Certificates
 from cli.support import Cli, Run, lines_until_ready, only_ours, serving
 from interop.peers import Broker, qcli_admin, qcli_lookupd, qcli_serve
-from trio_nsq.http import Request, Response
+from trio_nsq.http.messages import Request, Response
 
 SECRET = "open sesame"
 

@@ -30,7 +30,9 @@ from trio_nsq.client import (
     TopicReader,
 )
 from trio_nsq.client.http.broker_http import BrokerHTTP
-from trio_nsq.http import HTTPError, Request, Response, Route, Router, serve_connection
+from trio_nsq.http.messages import HTTPError, Request, Response
+from trio_nsq.http.routing import Route, Router
+from trio_nsq.http.serving import serve_connection
 from trio_nsq.protocol.frames import OK_FRAME, encode_response
 
 

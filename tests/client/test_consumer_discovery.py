@@ -19,7 +19,7 @@ from client.support.lookupds import FakeLookupd, fake_lookupd, until
 from lookup.support import ours
 from trio_nsq.client import ConnectionFailed, Consumer
 from trio_nsq.client.connection.addresses import lookupd_address
-from trio_nsq.http import HTTPError
+from trio_nsq.http.messages import HTTPError
 
 
 def consumer_of(*lookupds: FakeLookupd, **options: Any) -> Consumer:

@@ -19,7 +19,7 @@ from lookup.support import Lookupd, ours
 from trio_nsq import sync
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.client import ConnectionFailed, Producer
-from trio_nsq.http import HTTPError
+from trio_nsq.http.messages import HTTPError
 from trio_nsq.lookup.query import lookup_nodes
 from trio_nsq.protocol.frames import OK_FRAME
 

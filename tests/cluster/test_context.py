@@ -11,8 +11,7 @@ from trio_nsq.cluster import context as contexts
 from trio_nsq.cluster.context import MemberContext
 from trio_nsq.cluster.membership import membership_of
 from trio_nsq.cluster.options import ClusterOptions
-from trio_nsq.coordination import Candidate
-from trio_nsq.coordination.state import ClusterState, founded
+from trio_nsq.coordination.state import Candidate, ClusterState, founded
 from trio_nsq.coordination.static import StaticCoordinator
 from trio_nsq.log import Files
 

@@ -18,7 +18,7 @@ from cluster.engines import CLUSTER, Engine, Static, bucket_engine, etcd_engine
 from cluster.ledger import Epochs
 from cluster.links import Gateway, Link
 from coordination.conftest import candidate
-from trio_nsq.coordination import Coordinator, CoordinatorError
+from trio_nsq.coordination.interface import Coordinator, CoordinatorError
 from trio_nsq.coordination.opening import open_coordinator
 from trio_nsq.coordination.static import STATE_FILE, StaticCoordinator
 from trio_nsq.storage import access

@@ -12,9 +12,9 @@ from trio_nsq.cluster.following import Following
 from trio_nsq.cluster.front import FollowerFront
 from trio_nsq.cluster.membership import membership_of
 from trio_nsq.cluster.options import ClusterOptions
-from trio_nsq.coordination import Candidate
+from trio_nsq.coordination.state import Candidate
 from trio_nsq.coordination.static import StaticCoordinator
-from trio_nsq.http import Router
+from trio_nsq.http.routing import Router
 from trio_nsq.log import Files
 from trio_nsq.replication.replica import Replica
 

@@ -17,7 +17,8 @@ from broker.support import PATIENCE_S, RawClient, pub, settle, until
 from trio_nsq.access.secret import NO_SECRET, Secret
 from trio_nsq.cluster import front as front_module
 from trio_nsq.cluster.front import FollowerFront, LeaderTarget
-from trio_nsq.http import Request, Response, Route, Router
+from trio_nsq.http.messages import Request, Response
+from trio_nsq.http.routing import Route, Router
 
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: trio-nsq-cluster\r\n\r\n"
 

@@ -15,7 +15,7 @@ from trio_nsq.cluster.context import MemberContext
 from trio_nsq.cluster.membership import membership_of
 from trio_nsq.cluster.options import ClusterOptions
 from trio_nsq.cluster.standby import Standby
-from trio_nsq.coordination import Observation
+from trio_nsq.coordination.interface import Observation
 from trio_nsq.coordination.state import Candidate, ClusterState, RecordedArchive, founded
 from trio_nsq.coordination.static import StaticCoordinator
 from trio_nsq.log import Files

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from access.support import AuthFile, Given
-from trio_nsq.access import Identity
 from trio_nsq.access.auth_file import parse_auth_file
+from trio_nsq.access.policy import Identity
 from trio_nsq.console.access.ended import MAX_ENDED
 from trio_nsq.console.access.proxies import Proxies
 from trio_nsq.console.access.rights import EVERYTHING, NOTHING, READ, rights_of

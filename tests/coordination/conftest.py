@@ -9,9 +9,10 @@ import pytest
 from coordination.etcd_server import Member, etcd
 from soak import in_soak
 from storage.stores import Store
-from trio_nsq.coordination import Candidate, ClusterState, Coordinator
 from trio_nsq.coordination.bucket import BucketCoordinator
 from trio_nsq.coordination.etcd import EtcdCoordinator
+from trio_nsq.coordination.interface import Coordinator
+from trio_nsq.coordination.state import Candidate, ClusterState
 from trio_nsq.storage import Patience, storage_at
 
 LONG_S = 300.0

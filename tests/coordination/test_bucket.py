@@ -9,17 +9,15 @@ import pytest
 
 from coordination.conftest import LONG_S, PATIENCE, candidate, led_by
 from storage.stores import Fault, Judge, Proxy, Store, proxy
-from trio_nsq.coordination import (
+from trio_nsq.coordination.bucket import BucketCoordinator
+from trio_nsq.coordination.interface import (
     Coordinator,
     CoordinatorError,
     LeadershipLost,
-    NotInSync,
     Observation,
-    OutdatedState,
-    StateError,
     ValueChanged,
 )
-from trio_nsq.coordination.bucket import BucketCoordinator
+from trio_nsq.coordination.state import NotInSync, OutdatedState, StateError
 from trio_nsq.storage import Patience, Storage, storage_at
 
 Open = Callable[..., BucketCoordinator]

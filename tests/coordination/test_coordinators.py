@@ -6,16 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from coordination.conftest import candidate, led_by
-from trio_nsq.coordination import (
-    Coordinator,
-    LeadershipLost,
-    NotInSync,
-    Observation,
-    OutdatedState,
-    StateError,
-    ValueChanged,
-)
-from trio_nsq.coordination.state import RecordedArchive
+from trio_nsq.coordination.interface import Coordinator, LeadershipLost, Observation, ValueChanged
+from trio_nsq.coordination.state import NotInSync, OutdatedState, RecordedArchive, StateError
 from trio_nsq.platform.boot_clock import boot_time_s
 
 Open = Callable[..., Coordinator]

@@ -17,16 +17,15 @@ from coordination.etcd_server import Member, etcd, text
 from spark.support import until
 from storage.stores import Fault, Judge, Proxy, Store, proxy
 from trio_nsq.access.secret import Secret
-from trio_nsq.coordination import (
+from trio_nsq.coordination.etcd import EtcdCoordinator
+from trio_nsq.coordination.interface import (
     Coordinator,
     CoordinatorError,
     LeadershipLost,
-    NotInSync,
     Observation,
-    OutdatedState,
     ValueChanged,
 )
-from trio_nsq.coordination.etcd import EtcdCoordinator
+from trio_nsq.coordination.state import NotInSync, OutdatedState
 from trio_nsq.storage import Patience
 
 IMPATIENT = Patience(attempt_s=30.0, deadline_s=0.1)

@@ -11,9 +11,10 @@ from coordination.conftest import candidate
 from coordination.etcd_server import Member, etcd
 from spark.support import until
 from storage.stores import Fault, Store, proxy
-from trio_nsq.coordination import Coordinator, CoordinatorError, NotInSync
 from trio_nsq.coordination.bucket import BucketCoordinator
 from trio_nsq.coordination.etcd import EtcdCoordinator
+from trio_nsq.coordination.interface import Coordinator, CoordinatorError
+from trio_nsq.coordination.state import NotInSync
 from trio_nsq.platform.boot_clock import boot_time_s
 from trio_nsq.storage import Patience, storage_at
 

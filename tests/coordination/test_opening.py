@@ -8,9 +8,11 @@ import pytest
 from coordination.conftest import candidate
 from coordination.etcd_server import Member
 from storage.stores import Store
-from trio_nsq.coordination import CoordinatorError, StateError, open_coordinator
 from trio_nsq.coordination.bucket import BucketCoordinator
 from trio_nsq.coordination.etcd import EtcdCoordinator
+from trio_nsq.coordination.interface import CoordinatorError
+from trio_nsq.coordination.opening import open_coordinator
+from trio_nsq.coordination.state import StateError
 from trio_nsq.coordination.static import StaticCoordinator
 
 NOWHERE = Path("/nowhere")

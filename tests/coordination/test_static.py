@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from coordination.conftest import candidate
-from trio_nsq.coordination import CoordinatorError, LeadershipLost, Observation, StateError
+from trio_nsq.coordination.interface import CoordinatorError, LeadershipLost, Observation
+from trio_nsq.coordination.state import StateError
 from trio_nsq.coordination.static import STATE_FILE, StaticCoordinator
 
 A, B = candidate("A"), candidate("B")

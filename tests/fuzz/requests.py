@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from random import Random
 
 from fuzz.engine import ways
-from trio_nsq.http import Request, Response, Route, Router
-from trio_nsq.http.messages import INTERNAL_ERROR
+from trio_nsq.http.messages import INTERNAL_ERROR, Request, Response
 from trio_nsq.http.parsing import Exchange, RequestReader
+from trio_nsq.http.routing import Route, Router
 
 STATUSES = frozenset({200, 301, 307, 400, 403, 404, 405, 413, 431})
 """The statuses of answers without a handler."""

@@ -18,7 +18,10 @@ from trio.testing import memory_stream_pair
 
 from broker.support import serve_clients
 from trio_nsq.event_loop.reactor import Poller
-from trio_nsq.http import CutOff, HTTPError, OnRequest, Request, Response, Route, Router, serve_connection
+from trio_nsq.http.connection import OnRequest
+from trio_nsq.http.messages import CutOff, HTTPError, Request, Response
+from trio_nsq.http.routing import Route, Router
+from trio_nsq.http.serving import serve_connection
 
 LIMIT_BYTES = 1000
 HOST = b"Host: localhost\r\n"

@@ -17,17 +17,10 @@ from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair
 
 from broker.support import serve_clients
 from trio_nsq.event_loop.reactor import Poller
-from trio_nsq.http import (
-    IDLE_TIMEOUT_S,
-    LINGER_S,
-    REQUEST_TIMEOUT_S,
-    OnRequest,
-    Request,
-    Response,
-    Route,
-    Router,
-    serve_connection,
-)
+from trio_nsq.http.connection import IDLE_TIMEOUT_S, LINGER_S, REQUEST_TIMEOUT_S, OnRequest
+from trio_nsq.http.messages import Request, Response
+from trio_nsq.http.routing import Route, Router
+from trio_nsq.http.serving import serve_connection
 from trio_nsq.server.body_memory import BodyMemoryLimit
 
 SLOW_S = 10_000.0

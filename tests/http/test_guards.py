@@ -6,9 +6,11 @@ from contextlib import asynccontextmanager
 import trio
 from trio.testing import MemoryReceiveStream, MemorySendStream, memory_stream_pair, wait_all_tasks_blocked
 
-from trio_nsq.http import Request, Response, Route, Router, WaitingClients, serve_connection
+from trio_nsq.http.connection import WaitingClients
 from trio_nsq.http.decisions import ALLOW, NEEDS_LOOKUP, Allow, Decision, Deny, RequestGuard
-from trio_nsq.http.messages import EndOfAnswer
+from trio_nsq.http.messages import EndOfAnswer, Request, Response
+from trio_nsq.http.routing import Route, Router
+from trio_nsq.http.serving import serve_connection
 
 HEAD = b" HTTP/1.1\r\nHost: localhost\r\n"
 LIMIT_BYTES = 10

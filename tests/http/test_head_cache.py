@@ -5,9 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_nsq.access.access import Access
-from trio_nsq.http import Guard, HostNames, Request, Response, Route, Router
+from trio_nsq.http.guard import Guard
 from trio_nsq.http.head_cache import HeadCache, repeatable_head
+from trio_nsq.http.messages import Request, Response
 from trio_nsq.http.parsing import Exchange, RequestReader
+from trio_nsq.http.routing import Route, Router
+from trio_nsq.http.web_pages import HostNames
 
 
 async def handler(request: Request) -> Response:

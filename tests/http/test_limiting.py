@@ -7,7 +7,10 @@ from functools import partial
 import trio
 from trio.testing import MockClock, lockstep_stream_pair, wait_all_tasks_blocked
 
-from trio_nsq.http import AnswerLimiter, Request, Response, Route, Router, serve_connection
+from trio_nsq.http.limiting import AnswerLimiter
+from trio_nsq.http.messages import Request, Response
+from trio_nsq.http.routing import Route, Router
+from trio_nsq.http.serving import serve_connection
 from trio_nsq.server.body_memory import LEAST_BYTES_PER_S, PATIENCE_S, STALL_S
 
 HELD_BYTES = 1000

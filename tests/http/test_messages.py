@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from trio_nsq.http import HTTPError, Response
-from trio_nsq.http.messages import encode_head
+from trio_nsq.http.messages import HTTPError, Response, encode_head
 
 
 async def pieces() -> AsyncGenerator[bytes, None]:

@@ -8,15 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_nsq.http import (
-    DEFAULT_MAX_BODY_BYTES,
-    MAX_HEAD_BYTES,
-    Request,
-    Response,
-    Route,
-    Router,
-)
-from trio_nsq.http.parsing import MAX_HEADERS, Exchange, RequestReader
+from trio_nsq.http.messages import Request, Response
+from trio_nsq.http.parsing import MAX_HEAD_BYTES, MAX_HEADERS, Exchange, RequestReader
+from trio_nsq.http.routing import DEFAULT_MAX_BODY_BYTES, Route, Router
 
 HOST = b"Host: localhost\r\n"
 

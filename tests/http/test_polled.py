@@ -15,17 +15,10 @@ from trio.testing import MockClock
 
 from broker.support import left_open, open_files_before, serve_clients, settle
 from trio_nsq.event_loop.reactor import Poller
-from trio_nsq.http import (
-    IDLE_TIMEOUT_S,
-    REQUEST_TIMEOUT_S,
-    HTTPError,
-    Request,
-    Response,
-    Route,
-    Router,
-    serve_connection,
-)
-from trio_nsq.http.serving import PolledConnection
+from trio_nsq.http.connection import IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S
+from trio_nsq.http.messages import HTTPError, Request, Response
+from trio_nsq.http.routing import Route, Router
+from trio_nsq.http.serving import PolledConnection, serve_connection
 
 PATIENCE_S = 60
 LONG = 1_000_000  # more than the socket buffers hold

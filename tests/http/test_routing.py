@@ -2,7 +2,8 @@
 
 import pytest
 
-from trio_nsq.http import Request, Response, Route, Router
+from trio_nsq.http.messages import Request, Response
+from trio_nsq.http.routing import Route, Router
 
 
 async def handler(request: Request) -> Response:

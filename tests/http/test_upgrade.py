@@ -15,9 +15,11 @@ from trio.testing import MockClock
 from broker.certificates import Certificates
 from broker.support import PATIENCE_S, serve_clients
 from trio_nsq.event_loop.reactor import Poller
-from trio_nsq.http import Request, Response, Route, Router, serve_connection, switching
 from trio_nsq.http.connection import IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S
+from trio_nsq.http.messages import Request, Response, switching
 from trio_nsq.http.prefixed_stream import PrefixedStream
+from trio_nsq.http.routing import Route, Router
+from trio_nsq.http.serving import serve_connection
 from trio_nsq.tls.client_session import TLSClientSession
 from trio_nsq.tls.context import server_context
 from trio_nsq.tls.session import TLSSession

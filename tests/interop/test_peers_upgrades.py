@@ -16,7 +16,7 @@ from interop.deliveries import assert_drained, counted, some_bodies
 from interop.peers import CLIENT_DEADLINE_S, CLIENTS, Broker, Client, nsqd, qcli_serve
 from interop.same.certificates import Certificates
 from soak import SOAK, in_soak
-from trio_nsq.http import Request, Response
+from trio_nsq.http.messages import Request, Response
 
 pytestmark = pytest.mark.interop
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import trio
 
-from trio_nsq.http import HTTPError, Request, Response, Route, Router, serve_connection
+from trio_nsq.http.messages import HTTPError, Request, Response
+from trio_nsq.http.routing import Route, Router
+from trio_nsq.http.serving import serve_connection
 
 PATIENCE_S = 60
 """On the test's clock, which may jump over idle times."""

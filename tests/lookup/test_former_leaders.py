@@ -28,7 +28,7 @@ from lookup.support import (
 )
 from trio_nsq.access.secret import Secret
 from trio_nsq.api.lookupd import Node
-from trio_nsq.http import Response
+from trio_nsq.http.messages import Response
 from trio_nsq.lookup.former_leaders import FormerLeader
 from trio_nsq.lookup.protocol import PeerInfo
 from trio_nsq.lookup.query import lookup_topic

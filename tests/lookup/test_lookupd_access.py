@@ -27,8 +27,8 @@ from lookup.support import (
     token_of,
     write_auth_file,
 )
-from trio_nsq.access import ROLES
 from trio_nsq.access.audit import AuditLog
+from trio_nsq.access.policy import ROLES
 from trio_nsq.lookup import protocol
 from trio_nsq.lookup.service.http_api import make_router
 from trio_nsq.lookup.service.registry import Registry

@@ -14,7 +14,9 @@ import trustme
 
 from lookup.support import Runs, ours, producer, real
 from trio_nsq.api.lookupd import Node, ProducerAddress
-from trio_nsq.http import HTTPError, Request, Response, Route, Router, serve_connection
+from trio_nsq.http.messages import HTTPError, Request, Response
+from trio_nsq.http.routing import Route, Router
+from trio_nsq.http.serving import serve_connection
 from trio_nsq.lookup.hosts import host_filter
 from trio_nsq.lookup.query import MAX_ANSWER_BYTES, LookupFailed, lookup_nodes, lookup_topic
 from trio_nsq.protocol import NSQError

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from lookup.fake_lookupd import PATIENCE_S, fake_lookupd
-from trio_nsq.http import Response
+from trio_nsq.http.messages import Response
 from trio_nsq.lookup.peer import MAX_DELAY_S, MIN_DELAY_S, PING_INTERVAL_S, STEP_TIMEOUT_S
 from trio_nsq.lookup.protocol import MAX_RESPONSE_BYTES, PeerInfo
 from trio_nsq.lookup.registration import LookupRegistration

@@ -38,7 +38,7 @@ class Role(click.ParamType[str]):
     name = "role"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from trio_nsq.access import ROLES
+        from trio_nsq.access.policy import ROLES
 
         if value not in (*ROLES, _ALL):
             hint = did_you_mean(str(value), (*ROLES, _ALL))
@@ -48,13 +48,13 @@ class Role(click.ParamType[str]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        from trio_nsq.access import ROLES
+        from trio_nsq.access.policy import ROLES
 
         return [CompletionItem(role) for role in (*ROLES, _ALL) if role.startswith(incomplete)]
 
 
 def _pattern(text: str) -> str:
-    from trio_nsq.access import compile_glob
+    from trio_nsq.access.patterns import compile_glob
 
     parsed(compile_glob, text)
     return text
@@ -87,7 +87,7 @@ def _expiry(text: str) -> datetime:
 
 
 def _complete_name(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from trio_nsq.access import AuthFileError
+    from trio_nsq.access.auth_file import AuthFileError
     from trio_nsq.access.auth_file_editor import read_entries
 
     file = ctx.params.get("auth_file") or os.environ.get(AUTH_FILE_VARIABLE)
@@ -210,7 +210,6 @@ def create(
 
     Standard output has only the token. It is not stored, and cannot be shown again. A missing file is created.
     """
-    from trio_nsq.access import ROLES
     from trio_nsq.access.auth_file_editor import (
         GrantText,
         NameTaken,
@@ -219,6 +218,7 @@ def create(
         make_token,
         remove_entries,
     )
+    from trio_nsq.access.policy import ROLES
 
     chosen = ROLES if _ALL in roles else roles
     of_server = next((role for role in _OF_SERVER if role in chosen), None)

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import trio
 
-from ..http import CutOff
+from ..http.messages import CutOff
 from ..log import LogReadError, ReadWouldWaitError, RecordBatch
 from ..log.disk.history import with_archives
 from ..log.gaps import Gap, gaps

@@ -15,15 +15,8 @@ import trio
 from ..access.secret import Secret
 from ..broker.storage.data_folder import RESERVE_FILE
 from ..broker.storage.disk_reserve import RESERVE_BYTES, can_allocate, probe_beside
-from ..coordination import (
-    Candidate,
-    ClusterState,
-    Coordinator,
-    CoordinatorError,
-    LeadershipLost,
-    Observation,
-    StateError,
-)
+from ..coordination.interface import Coordinator, CoordinatorError, LeadershipLost, Observation
+from ..coordination.state import Candidate, ClusterState, StateError
 from ..log import Files
 from ..platform.boot_clock import boot_time_s
 from ..replication.earlier import DivergedFolder, diverged_folders, diverged_names

@@ -5,17 +5,20 @@ from typing import Any
 
 import trio
 
-from ..access import Rule
 from ..access.audit_writer import AuditWriter
 from ..access.authentication import Authentication
-from ..access.policy import Identity
+from ..access.policy import Identity, Rule
 from ..broker.addresses import BoundAddresses
 from ..broker.api.server import host_names, metrics_rule
 from ..broker.api.status import ping_of_member
 from ..broker.options import BrokerOptions
 from ..broker.session.auth_service import AuthClient
-from ..http import Guard, HostNames, HTTPError, Request, Response, Route, Router, audited
+from ..http.auditing import audited
+from ..http.guard import Guard
+from ..http.messages import HTTPError, Request, Response
+from ..http.routing import Route, Router
 from ..http.upgrade import CLUSTER_PROTOCOL as PROTOCOL
+from ..http.web_pages import HostNames
 from .context import MemberContext, about_member
 from .following import REPLICATE, Following
 from .front import FollowerFront

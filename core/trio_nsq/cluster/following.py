@@ -11,7 +11,8 @@ import trio
 
 from ..broker.errors import StartupError
 from ..broker.storage.data_folder import BROKER_FILE, end_following
-from ..coordination import CoordinatorError, NotInSync, Observation, StateError
+from ..coordination.interface import CoordinatorError, Observation
+from ..coordination.state import NotInSync, StateError
 from ..coordination.static import StaticCoordinator
 from ..event_loop.retries import Delays
 from ..http.upgrade import UpgradeFailed, open_upgraded

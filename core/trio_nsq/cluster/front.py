@@ -12,11 +12,12 @@ import trio
 
 from ..access.secret import Secret
 from ..event_loop.retries import Delays
-from ..http import IDLE_TIMEOUT_S, OnRequest, Router, peer_of, serve_connection
+from ..http.connection import IDLE_TIMEOUT_S, OnRequest
 from ..http.decisions import RequestGuard
 from ..http.parsing import split_target
 from ..http.prefixed_stream import with_prefix
-from ..http.routing import NOT_FOUND
+from ..http.routing import NOT_FOUND, Router
+from ..http.serving import peer_of, serve_connection
 from ..http.upgrade import UpgradeFailed, open_upgraded
 from ..protocol import CommandError
 from ..protocol.address import is_ip_peer

@@ -13,8 +13,8 @@ from ..archive.writer import ArchiveStatus
 from ..broker.errors import ClusterRefusal
 from ..broker.replication import FollowerStatus, Replication
 from ..broker.storage.disk_reserve import StorageFailure
-from ..coordination import ClusterState, CoordinatorError, LeadershipLost, StateError
-from ..coordination.state import RecordedArchive
+from ..coordination.interface import CoordinatorError, LeadershipLost
+from ..coordination.state import ClusterState, RecordedArchive, StateError
 from ..coordination.static import StaticCoordinator
 from ..platform.boot_clock import boot_time_s
 from ..replication.journal import Position

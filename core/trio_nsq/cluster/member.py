@@ -20,7 +20,9 @@ from ..broker.options import BrokerOptions
 from ..broker.restoring import same_place
 from ..broker.serve import listen_at, serve
 from ..broker.storage.data_folder import BROKER_COPY_FILE, BROKER_FILE, FolderLock
-from ..coordination import Coordinator, CoordinatorError, StateError, open_coordinator
+from ..coordination.interface import Coordinator, CoordinatorError
+from ..coordination.opening import open_coordinator
+from ..coordination.state import StateError
 from ..log import Files
 from ..platform.requirements import require_trio
 from ..protocol.address import format_address, is_unix_path

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ..broker.storage.data_folder import MEMBER_FILE, SUFFIX, TOPICS_FOLDER, decode_checked, encode_checked
-from ..coordination import StateError
-from ..coordination.state import MAX_EPOCH, check_name
+from ..coordination.state import MAX_EPOCH, StateError, check_name
 from ..log import Files
 from ..protocol.errors import StartupError
 

@@ -17,7 +17,8 @@ from ..archive.owner import check_owner
 from ..archive.restore import RestorePlan, shown_time
 from ..broker.restoring import is_begun, write_folder
 from ..broker.storage.data_folder import BROKER_FILE
-from ..coordination import ClusterState, CoordinatorError, Observation
+from ..coordination.interface import CoordinatorError, Observation
+from ..coordination.state import ClusterState
 from ..protocol.errors import NSQError
 from ..replication.replica import Replica
 from ..storage import canonical_place, storage_at

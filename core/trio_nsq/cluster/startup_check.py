@@ -3,7 +3,8 @@
 from functools import partial
 
 from ..broker.options import BrokerOptions
-from ..coordination import Coordinator, CoordinatorError, StateError
+from ..coordination.interface import Coordinator, CoordinatorError
+from ..coordination.state import StateError
 from ..log import Files
 from ..protocol.errors import StartupError
 from ..server.startup_checks import problems_of

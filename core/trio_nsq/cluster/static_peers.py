@@ -7,8 +7,7 @@ from typing import Final
 
 import trio
 
-from ..coordination import ClusterState, StateError
-from ..coordination.state import decode
+from ..coordination.state import ClusterState, StateError, decode
 from ..coordination.static import StaticCoordinator
 from ..http.client import RequestFailed
 from ..protocol.address import format_address

@@ -9,7 +9,8 @@ from functools import partial
 import trio
 
 from .._version import __version__
-from ..http import WaitingClients, peer_of, serve_connection
+from ..http.connection import WaitingClients
+from ..http.serving import peer_of, serve_connection
 from ..platform.requirements import require_trio
 from ..protocol.address import host_of
 from ..server.admission import Admission, connection_limit, http_refusal, https_refusal

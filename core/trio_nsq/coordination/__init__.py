@@ -4,21 +4,3 @@
 what all of them share; `etcd`, `bucket` and `static` are the engines; `opening` finds the one of a URL.
 docs/decisions/0031-coordinators.md has the reasons.
 """
-
-from .interface import Coordinator, CoordinatorError, LeadershipLost, Observation, ValueChanged
-from .opening import open_coordinator
-from .state import Candidate, ClusterState, NotInSync, OutdatedState, StateError
-
-__all__ = [
-    "Candidate",
-    "ClusterState",
-    "Coordinator",
-    "CoordinatorError",
-    "LeadershipLost",
-    "NotInSync",
-    "Observation",
-    "OutdatedState",
-    "StateError",
-    "ValueChanged",
-    "open_coordinator",
-]

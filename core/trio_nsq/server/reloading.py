@@ -3,7 +3,7 @@
 import logging
 from collections.abc import AsyncIterable, Awaitable, Callable
 
-from ..access import AuthFileError
+from ..access.auth_file import AuthFileError
 from ..protocol.errors import StartupError
 
 

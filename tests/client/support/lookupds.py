@@ -5,7 +5,9 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from trio_nsq.http import HTTPError, Request, Response, Route, Router, serve_connection
+from trio_nsq.http.messages import HTTPError, Request, Response
+from trio_nsq.http.routing import Route, Router
+from trio_nsq.http.serving import serve_connection
 
 
 class FakeLookupd:

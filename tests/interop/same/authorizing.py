@@ -22,7 +22,7 @@ from interop.same.stage import (
     tls,
     wait,
 )
-from trio_nsq.http import Request, Response
+from trio_nsq.http.messages import Request, Response
 
 SUB = b"SUB T c\n"
 MPUB = b"MPUB T\n" + batch(b"x")

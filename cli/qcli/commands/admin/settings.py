@@ -51,7 +51,7 @@ def title(text: str) -> str:
 
 def topic_pattern(text: str) -> str:
     """Check a pattern for names of topics."""
-    from trio_nsq.access import compile_glob
+    from trio_nsq.access.patterns import compile_glob
 
     params.parsed(compile_glob, text)
     return text

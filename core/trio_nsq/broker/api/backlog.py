@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from itertools import chain, islice
 
-from ...http import HTTPError, Request, Response, given
+from ...http.messages import HTTPError, Request, Response, given
 from ...log import RecordBatch
 from ...log.gaps import Gap
 from ...log.interface import READ_BYTES

@@ -5,8 +5,8 @@ from typing import Final
 
 import trio
 
-from ...coordination import CoordinatorError
-from ...http import HTTPError, Request, Response, given, switching
+from ...coordination.interface import CoordinatorError
+from ...http.messages import HTTPError, Request, Response, given, switching
 from ...protocol.address import is_ip_peer
 from ...server.admission import leave_place
 from ...server.relay import relay

@@ -5,8 +5,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ...access import AuthFileError
-from ...http import HTTPError, Request, Response
+from ...access.auth_file import AuthFileError
+from ...http.messages import HTTPError, Request, Response
 from ...protocol.address import without_secrets
 from ...protocol.untrusted_json import decode_json
 from ...text.log_levels import level_number, parse_level

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import trio
 
-from ...access import Identity
+from ...access.policy import Identity
 from ...api.answers import Origin
-from ...http import HTTPError, Request, Response
+from ...http.messages import HTTPError, Request, Response
 from ...log import RecordBatch
 from ...log.interface import READ_BYTES
 from ...log.record_metadata import Reason, headers_in, metadata_for_channel, origins

@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from ...http import HTTPError, Request, Response
+from ...http.messages import HTTPError, Request, Response
 from ...platform import malloc_tuning as heap
 from ..server import Server
 

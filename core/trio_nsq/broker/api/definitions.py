@@ -6,8 +6,8 @@ from typing import Any
 
 import trio
 
-from ...access import Identity
-from ...http import Request, Response
+from ...access.policy import Identity
+from ...http.messages import Request, Response
 from ..server import Server
 from ..state.topic import Topic
 

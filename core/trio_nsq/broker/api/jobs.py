@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ...access.policy import ROLES, Identity
-from ...http import HTTPError, Request, Response
+from ...http.messages import HTTPError, Request, Response
 from ...protocol.untrusted_json import decode_json
 from ..server import Server
 from ..state.reported_jobs import JobRefused, JobReport, ReportedJob

@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from ...http import HTTPError, Request, Response, given
+from ...http.messages import HTTPError, Request, Response, given
 from ...protocol import CommandError
 from ..moved_groups import MovedGroup, decode_groups
 from ..server import Server

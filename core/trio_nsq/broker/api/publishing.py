@@ -10,7 +10,7 @@ from struct import Struct, error
 
 import trio
 
-from ...http import HTTPError, Request, Response, given, valid_name
+from ...http.messages import HTTPError, Request, Response, given, valid_name
 from ...log.record_metadata import metadata_for_channel
 from ...log.records import MAX_RECORD_BYTES, MAX_RECORD_MESSAGES
 from ...protocol import CommandError, MessageSet, pack_messages

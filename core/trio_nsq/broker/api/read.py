@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ...http import HTTPError, Request, Response
+from ...http.messages import HTTPError, Request, Response
 from ...log import Log, RecordBatch
 from ...log.gaps import Gap
 from ...log.positions import EARLIEST, LATEST, Position, parse_position

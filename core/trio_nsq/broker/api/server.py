@@ -8,26 +8,15 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ...access import Rule
-from ...http import (
-    AnswerLimiter,
-    CutOff,
-    ForeignRequest,
-    Guard,
-    Handler,
-    HostNames,
-    HTTPError,
-    Request,
-    Response,
-    Route,
-    Router,
-    TLSRequiredRouter,
-    audited,
-    log_request,
-    peer_of,
-    serve_connection,
-)
+from ...access.policy import Rule
+from ...http.auditing import audited
+from ...http.guard import Guard
+from ...http.limiting import AnswerLimiter
+from ...http.messages import CutOff, ForeignRequest, HTTPError, Request, Response
+from ...http.routing import Handler, Route, Router, TLSRequiredRouter
+from ...http.serving import log_request, peer_of, serve_connection
 from ...http.upgrade import CLUSTER_PROTOCOL
+from ...http.web_pages import HostNames
 from ...log import LogError
 from ...protocol.address import is_unix_path
 from ...server.body_memory import BodyMemoryLimit

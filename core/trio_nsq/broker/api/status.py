@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._version import __version__
 from ...access.description import describe
-from ...http import Request, Response, compact_json
+from ...http.messages import Request, Response, compact_json
 from ...server.listening import port_of
 from ..addresses import BoundAddresses, Broadcast
 from ..monitoring.clients import ClientDescriber, Clients

@@ -2,8 +2,8 @@
 
 import re
 
-from ...access import Identity, Role
-from ...http import HTTPError, Request, channel_names, given
+from ...access.policy import Identity, Role
+from ...http.messages import HTTPError, Request, channel_names, given
 from ...protocol.names import is_valid_producer
 from ..errors import TopicUnavailable
 from ..server import Server

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from ...access import Identity
-from ...http import HTTPError, Request, Response, channel_names, given, valid_name
+from ...access.policy import Identity
+from ...http.messages import HTTPError, Request, Response, channel_names, given, valid_name
 from ...protocol.untrusted_json import decode_json
 from ..dead_letters import refuse_loop
 from ..server import Server

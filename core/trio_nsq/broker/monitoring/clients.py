@@ -6,7 +6,7 @@ What clients have in common, such as settings, is made once for each answer; com
 from collections.abc import Iterable
 from typing import Any, Final
 
-from ...access import Identity
+from ...access.policy import Identity
 from ..session.description import Description, SharedFields
 from ..session.session import Session
 from ..state.consumer import Consumer

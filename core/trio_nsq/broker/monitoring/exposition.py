@@ -11,7 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from ..._version import __version__
-from ...http import Request, Response
+from ...http.messages import Request, Response
 from .disk import file_system_space
 
 Encoder = Callable[[Collector], bytes]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
-from ...http import compact_json
+from ...http.messages import compact_json
 
 Layout = Mapping[str, type]
 """The names of an object's fields, in their order, with the types of their values."""

@@ -19,7 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 
-from ...http import Request, Response
+from ...http.messages import Request, Response
 from ..server import Server
 from ..state.channel import Channel
 from ..state.topic import Topic

@@ -15,8 +15,9 @@ from urllib.parse import urlencode
 import trio
 
 from ...event_loop.pacing import Pacing
-from ...http import Handler, HTTPError, Request, Response, Route, Router
 from ...http.client import HTTPClient, RequestFailed
+from ...http.messages import HTTPError, Request, Response
+from ...http.routing import Handler, Route, Router
 from ...http.urls import URL
 from ..addresses import BoundAddresses
 from ..api.status import Status

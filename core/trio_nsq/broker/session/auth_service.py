@@ -7,9 +7,9 @@ from urllib.parse import urlencode, urlsplit
 
 import trio
 
-from ...access import Grant, Identity, Pattern, Role
 from ...access.access import AuthDenied, AuthError
-from ...access.patterns import ALL_REGEX, compile_regex, import_re2
+from ...access.patterns import ALL_REGEX, Pattern, compile_regex, import_re2
+from ...access.policy import Grant, Identity, Role
 from ...http.client import HTTPClient, RequestFailed, UnexpectedStatus
 from ...http.urls import URL
 from ...protocol.address import parse_address, without_secrets

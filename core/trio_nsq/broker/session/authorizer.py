@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ...access import Identity
 from ...access.access import Access, AuthDenied, AuthError
 from ...access.attempts import Reason
 from ...access.audit import Event
+from ...access.policy import Identity
 from ...protocol import CommandError
 from ...protocol.address import host_of
 from ...protocol.errors import AuthRequired, quote

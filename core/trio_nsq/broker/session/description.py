@@ -1,6 +1,6 @@
 """What a session keeps of its last description for `/stats`."""
 
-from ...access import Identity
+from ...access.policy import Identity
 
 
 class SharedFields:

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import trio
 
 from ...access.access import Access
-from ...http import Request
 from ...http.auditing import record_action, record_closing
+from ...http.messages import Request
 
 logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 

@@ -6,7 +6,9 @@ from dataclasses import asdict
 import trio
 
 from ...access.policy import Rule
-from ...http import AnswerLimiter, HTTPError, Request, Response, Route, Router
+from ...http.limiting import AnswerLimiter
+from ...http.messages import HTTPError, Request, Response
+from ...http.routing import Route, Router
 from .status import JobStatus
 
 _OPEN = Rule(open=True)

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import choose_encoder
 
 from ...broker.monitoring.exposition import Families, of_build, process_metrics
-from ...http import Request, Response
+from ...http.messages import Request, Response
 from .status import JobStatus, TopicStatus
 
 TOPIC_METRICS: Final[tuple[tuple[str, str, Callable[[TopicStatus], float | None]], ...]] = (

@@ -8,7 +8,9 @@ from contextlib import contextmanager, suppress
 import trio
 
 from ...access.access import Access
-from ...http import Guard, HostNames, serve_connection
+from ...http.guard import Guard
+from ...http.serving import serve_connection
+from ...http.web_pages import HostNames
 from ...server.admission import Admission, connection_limit, http_unavailable
 from ...server.listening import listen
 from .http_api import make_router

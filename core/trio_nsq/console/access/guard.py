@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ...access.policy import Identity
-from ...http import Request, Response, Route
 from ...http.decisions import ALLOW, NEEDS_LOOKUP, Allow, Decision, Deny
-from ...http.messages import EndOfAnswer
+from ...http.messages import EndOfAnswer, Request, Response
+from ...http.routing import Route
 from ...protocol.limits import MIB
 from ..oidc.options import BEGIN, CALLBACK
 from .access import Access

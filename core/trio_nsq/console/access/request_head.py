@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from starlette.requests import cookie_parser
 
-from ...http import Request
 from ...http.credentials import is_bearer
 from ...http.guard import SAFE_METHODS
+from ...http.messages import Request
 from ...http.web_pages import host_name
 from ...protocol.address import host_of, is_loopback
 from ...protocol.errors import NSQError

@@ -9,7 +9,7 @@ from typing import TypeVar
 import trio
 
 from ...api.broker import log
-from ...http import CutOff
+from ...http.messages import CutOff
 from ...protocol.message_json import json_lines, message_record
 from ..upstream.client import Upstream, UpstreamError
 from .bodies import DECODING, TopicBodies

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ...api.request import Request
 from ...bodies.reading import ReadBody
-from ...http import CutOff
+from ...http.messages import CutOff
 from ...protocol.limits import MIB
 from ...protocol.message_json import body_field, rfc3339
 from ..record_files import RecordWriter, gaps

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 
-from ... import http
 from ...http.decisions import Allow, Decision, Deny
+from ...http.messages import Request, Response
+from ...http.routing import Route, Router
 from ..access.guard import ViewerGuard
 from ..options import FLEETS, ConsoleOptions
 from .site import Site
 
 
-class FleetSites(http.Router):
+class FleetSites(Router):
     """Passes each request to the site of its fleet. The first page of all leads to the first fleet.
 
     Args:
@@ -29,7 +30,7 @@ class FleetSites(http.Router):
         fleet = path.removeprefix(self._prefix).split("/")[0] if path.startswith(self._prefix) else ""
         return self._sites.get(fleet, self._first)
 
-    def resolve(self, method: str, path: str, query: str = "") -> http.Route | http.Response:
+    def resolve(self, method: str, path: str, query: str = "") -> Route | Response:
         return self.site_of(path).resolve(method, path, query)
 
     def guard(self, port: int, scheme: str) -> "FleetGuard":
@@ -43,20 +44,20 @@ class FleetGuard:
         self._sites = sites
         self._guards = guards
 
-    def check(self, request: http.Request, route: http.Route | None) -> Decision:
+    def check(self, request: Request, route: Route | None) -> Decision:
         return self._of(request).check(request, route)
 
-    async def look_up(self, request: http.Request, route: http.Route | None) -> Allow | Deny:
+    async def look_up(self, request: Request, route: Route | None) -> Allow | Deny:
         return await self._of(request).look_up(request, route)
 
-    def is_current(self, request: http.Request, route: http.Route) -> bool:
+    def is_current(self, request: Request, route: Route) -> bool:
         return self._of(request).is_current(request, route)
 
-    def refuse_late(self, request: http.Request, route: http.Route) -> http.Response:
+    def refuse_late(self, request: Request, route: Route) -> Response:
         return self._of(request).refuse_late(request, route)
 
-    def check_again(self, request: http.Request, route: http.Route) -> None:
+    def check_again(self, request: Request, route: Route) -> None:
         self._of(request).check_again(request, route)
 
-    def _of(self, request: http.Request) -> ViewerGuard:
+    def _of(self, request: Request) -> ViewerGuard:
         return self._guards[self._sites.site_of(request.path)]

@@ -9,7 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message, Scope
 
-from ... import http
+from ...http import messages as http
+from ...http.routing import Route, Router
 from ...protocol.address import parse_address
 from ..access.access import Access
 from ..access.changes import has_changed_nothing, noted_change
@@ -31,7 +32,7 @@ _HEADERS = {
 }
 
 
-class Site(http.Router):
+class Site(Router):
     """Answers every request with the application, after a `ViewerGuard`.
 
     If a reverse proxy passed `Upgrade: h2c` on, it would not see the client's further requests: it removes no header
@@ -54,7 +55,7 @@ class Site(http.Router):
         entrances: Collection[str] = (),
     ) -> None:
         route = partial(
-            http.Route,
+            Route,
             path="/",
             handler=self._answer,
             max_body_bytes=MAX_BODY_BYTES,
@@ -72,7 +73,7 @@ class Site(http.Router):
         self._headers = {"Content-Security-Policy": _content_policy(images_from), **_HEADERS}
         self._route = self.routes[0]
 
-    def resolve(self, method: str, path: str, query: str = "") -> http.Route | http.Response:
+    def resolve(self, method: str, path: str, query: str = "") -> Route | http.Response:
         """Return the one route; for `*` the answer to OPTIONS, or 405."""
         return self._route if path.startswith("/") else super().resolve(method, path, query)
 

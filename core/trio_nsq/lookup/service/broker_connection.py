@@ -5,9 +5,9 @@ import math
 
 import trio
 
-from ...access import Identity
 from ...access.access import Access
 from ...access.audit import Event
+from ...access.policy import Identity
 from ...protocol import CommandError
 from ...protocol.address import host_of
 from ...protocol.errors import quote

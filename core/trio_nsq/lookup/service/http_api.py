@@ -12,22 +12,13 @@ from typing import Any
 import trio
 
 from ..._version import __version__
-from ...access import Rule
 from ...access.audit import AuditLog
 from ...access.description import describe
-from ...http import (
-    AnswerLimiter,
-    HTTPError,
-    Request,
-    Response,
-    Route,
-    Router,
-    audited,
-    channel_names,
-    compact_json,
-    given,
-    valid_name,
-)
+from ...access.policy import Rule
+from ...http.auditing import audited
+from ...http.limiting import AnswerLimiter
+from ...http.messages import HTTPError, Request, Response, channel_names, compact_json, given, valid_name
+from ...http.routing import Route, Router
 from ...protocol.errors import quote
 from .registry import Producer, Registry, TooMany
 

@@ -7,15 +7,10 @@ from functools import partial
 import trio
 
 from ...access.access import Access
-from ...http import (
-    Guard,
-    HostNames,
-    Router,
-    TLSRequiredRouter,
-    log_request,
-    peer_of,
-    serve_connection,
-)
+from ...http.guard import Guard
+from ...http.routing import Router, TLSRequiredRouter
+from ...http.serving import log_request, peer_of, serve_connection
+from ...http.web_pages import HostNames
 from ...protocol.address import host_of
 from ...tls.accepting import Acceptor, NotAccepted
 from ..protocol import PeerInfo
