@@ -16,7 +16,7 @@ def topic() -> Topic:
 
 def writes(stage: SyncStage, of: Topic, *numbers: int) -> None:
     for number in numbers:
-        stage.add(of, Write(number, Group(), [], 0))
+        stage.add(of, Write(number, Group(), [], 0, 0))
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), max_size=40))

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import trio.testing
 
-from broker.api import running_api
+from broker.api import Api, running_api
 from broker.moving import Mover
 from broker.support import RawClient, connected, dpub, identify, running_broker, settle
 from faults.scenario import http
+from trio_nsq.broker.state.settings import TopicSettings
 
 HOUR_S = 3600
 DAY_S = 24 * HOUR_S
@@ -165,6 +166,84 @@ async def test_after_a_restart_the_clock_decides_when_a_message_is_due(
         async with connected(bound.tcp_address) as client:
             await client.subscribe("t", "c", ready_count=10)
             assert {(await client.message()).body for _ in range(2)} == {b"published", b"requeued"}
+
+
+@pytest.mark.parametrize("graceful", [True, False])
+@pytest.mark.parametrize("by_s", [-365 * DAY_S, -HOUR_S // 2, HOUR_S // 2, 365 * DAY_S])
+async def test_after_a_restart_due_times_follow_a_clock_that_was_set_before(
+    tmp_path: Path, clock: trio.testing.MockClock, wall: WallClock, by_s: int, graceful: bool
+) -> None:
+    """As of a machine whose clock is wrong until the network is there."""
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.subscribe("t", "c", ready_count=2)
+        await client.publish("t", b"requeued")
+        requeued = await client.message()
+        await defer(client, HOUR_S, b"before")
+        await client.send(b"REQ %s %d\n" % (requeued.id, HOUR_S * 1000))
+        await wall.pass_time(10)
+        wall.set(by_s)
+        await wall.pass_time(10)  # the states are saved with that
+        await defer(client, HOUR_S, b"after")
+        await client.send(dpub("no_channel", HOUR_S * 1000, b"waits"))
+        await client.ok()
+        shutil.copytree(tmp_path / "d", tmp_path / "killed")
+    async with running_broker(tmp_path / ("d" if graceful else "killed")) as bound:
+        await wall.pass_time(HOUR_S - 25)
+        async with connected(bound.tcp_address) as client, connected(bound.tcp_address) as other:
+            await client.subscribe("t", "c", ready_count=10)
+            await other.subscribe("no_channel", "c", ready_count=10)
+            await client.nothing_more()
+            await wall.pass_time(15)
+            assert {(await client.message()).body for _ in range(2)} == {b"before", b"requeued"}
+            await client.nothing_more()
+            await other.nothing_more()
+            await wall.pass_time(12)
+            assert (await client.message()).body == b"after"
+            assert (await other.message()).body == b"waits"
+
+
+@pytest.mark.parametrize("by_s", [-HOUR_S, HOUR_S])
+async def test_a_channel_that_is_moved_back_defers_messages_again_after_the_clock_was_set(
+    tmp_path: Path, clock: trio.testing.MockClock, wall: WallClock, by_s: int
+) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        wall.set(by_s)
+        await api.post("/pub", b"later", topic="t", defer=20_000)
+        due_s = int(wall.time()) + 20
+        where: dict[str, Any] = {"topic": "t", "channel": "c"}
+        await api.post("/channel/empty", **where)
+        await api.send("POST", "/channel/seek?topic=t&channel=c&to=earliest")
+        assert (await api.get("/channel/peek", **where)).json()["due_ns"] // 10**9 == due_s
+        await api.tcp.subscribe("t", "c", ready_count=1)
+        await wall.pass_time(19)
+        await api.tcp.nothing_more()
+        await wall.pass_time(2)
+        assert (await api.tcp.message()).body == b"later"
+
+
+async def test_idle_topics_are_not_deleted_early_if_the_clock_was_set_before_a_restart(
+    tmp_path: Path, clock: trio.testing.MockClock, wall: WallClock
+) -> None:
+    options: dict[str, Any] = {"topic_defaults": TopicSettings(expire_idle_ms=600_000)}
+
+    async def topics_after(api: Api, minutes: float) -> int:
+        for _ in range(int(2 * minutes)):
+            await wall.pass_time(30)
+        return len((await api.stats())["topics"])
+
+    async with running_api(tmp_path / "d", **options) as api:
+        api.client.headers["connection"] = "close"  # the broker closes idle connections
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        assert await topics_after(api, 3) == 1
+        wall.set(365 * DAY_S)
+        assert await topics_after(api, 0.5) == 1
+    async with running_api(tmp_path / "d", **options) as api:
+        api.client.headers["connection"] = "close"
+        assert await topics_after(api, 6) == 1
+        assert await topics_after(api, 5) == 0
 
 
 @pytest.mark.parametrize("graceful", [True, False])

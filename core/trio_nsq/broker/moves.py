@@ -99,7 +99,7 @@ class Moves:
             is_new = move is None
             if move is None:
                 # Before it is saved: the channels must get nothing while the log is synced up to the end of the move.
-                move = Move(os.urandom(8).hex(), to, topic.end, self.clock.now_ns())
+                move = Move(os.urandom(8).hex(), to, topic.end, time.time_ns())
                 topic.moving.begin(move)
             try:
                 # Otherwise a power cut could let other messages have sequences of this move.

@@ -11,6 +11,7 @@ import trio
 from ..event_loop.retries import Delays
 from ..log import ALL_STABLE, Log, LogError, is_disk_full
 from ..log.write_ahead import Replay
+from .clock import BrokerClock
 from .delivery import Deliverer
 from .state.broker import Broker
 from .state.checkpoint import ADDITIONS, first_needed, known_end, stable_end
@@ -42,6 +43,7 @@ class TopicLoader:
     delivery: Deliverer
     moved_letters: MovedLetters
     retention: RetentionManager
+    clock: BrokerClock
     replay: Replay
     # Held to open or delete an unavailable topic.
     _opening: trio.Lock = field(default_factory=trio.Lock, init=False)
@@ -174,16 +176,17 @@ class TopicLoader:
     def _restore_from(
         self, log: Log, name: str, state: dict[str, Any] | None, *, is_previous: bool
     ) -> tuple[Topic, bool | None]:
-        folder = self.folder
+        folder, ahead_ns = self.folder, self.clock.ahead_ns()
         topic = self.broker.make_topic(name, log)
         try:
-            ahead = topic.restore(state)
+            ahead = topic.restore(state, ahead_ns)
         except StateError as exc:
             raise StateError(f"{folder.topic_folder(name) / STATE_FILE} is damaged: {exc}") from exc
         _report_missing(topic, state, folder, is_previous=is_previous)
         if ahead:
             try:
-                folder.write_state(name, json.dumps(topic.snapshot()).encode(), keep_previous=False)
+                snapshot = topic.snapshot(ahead_ns)
+                folder.write_state(name, json.dumps(snapshot).encode(), keep_previous=False)
             except OSError as exc:
                 if not is_disk_full(exc):
                     raise

@@ -122,16 +122,23 @@ class Server:
         self.delivery: Deliverer = delivery
         write_path = WritePath(
             options, ids, nursery, folder.disk_reserve, poller, delivery, self._write_ahead,
-            next((each.members for each in (replication, archiving) if each is not None), None),
+            next((each.members for each in (replication, archiving) if each is not None), None), clock.ahead_ns,
         )  # fmt: skip
         self.write_path: WritePath = write_path
         self.checkpointer: Checkpointer = Checkpointer(
             broker, folder, ids, time.time_ns, write_path.rotate, write_path.sync, write_path.until_replicated,
-            write_path.refuse_changes, options.archive_retention_ms if options.archive else 0,
+            write_path.refuse_changes, options.archive_retention_ms if options.archive else 0, clock.ahead_ns,
         )  # fmt: skip
         moved_letters = MovedLetters(broker)
         self._loader = TopicLoader(
-            broker, folder, self._make_log, delivery, moved_letters, self.checkpointer.retention, replay
+            broker,
+            folder,
+            self._make_log,
+            delivery,
+            moved_letters,
+            self.checkpointer.retention,
+            clock,
+            replay,
         )
         self.scheduler: Scheduler = Scheduler(
             poller, write_path, delivery, options.pacing, syncs_first=options.sync == "always"

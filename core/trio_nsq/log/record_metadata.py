@@ -37,6 +37,13 @@ IN_SEQUENCE_NS = 1
 
 With another due time, even a past one, each message is an entry among the channel's deferred or requeued messages.
 """
+
+
+def due_by_other_clock(due_ns: int, ahead_ns: int) -> int:
+    """Return a due time by a clock that is ahead by `ahead_ns`; 0 and `IN_SEQUENCE_NS` are no times."""
+    return due_ns if due_ns <= IN_SEQUENCE_NS else max(IN_SEQUENCE_NS + 1, due_ns + ahead_ns)
+
+
 _OF_LETTERS = b'{"dead_letters":'
 _OF_BATCH = b'{"producer":'
 _HEADERS = b'"headers":['

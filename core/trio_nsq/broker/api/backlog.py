@@ -263,8 +263,8 @@ class _WaitingLines:
         if waiting.state == "fresh" and record.due_ns:  # the channel was moved back over it
             if only_channel(record.metadata) not in (None, self._channel):
                 return b""
-            is_due = record.due_ns <= self._clock.now_ns()
-            waiting = waiting._replace(due_ns=0 if is_due else record.due_ns)
+            due_ns = record.due_ns - self._ahead_ns
+            waiting = waiting._replace(due_ns=due_ns if due_ns > self._clock.now_ns() else 0)
         index = sequence - record.base_sequence
         return self._message_line(
             waiting,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...log import RecordBatch
-from ...log.record_metadata import is_about_messages, metadata_with_headers
+from ...log.record_metadata import due_by_other_clock, is_about_messages, metadata_with_headers
 from ...log.records import HEADER_BYTES, MAX_RECORD_BYTES, MAX_RECORD_MESSAGES, linked_records
 from ...protocol import MessageSet
 from ..errors import PublishRefused
@@ -19,7 +19,7 @@ class Publication:
     Attributes:
         sets: The messages, in order: one or more sets of any size. Each set takes at least one record of the log; only
             a single set may share a record with other publications. `SetsForRecords` makes sets that fill records.
-        due_ns: Earliest delivery time, Unix nanoseconds; 0: at once.
+        due_ns: Earliest delivery time by `BrokerClock.now_ns`, Unix nanoseconds; 0: at once.
         metadata: Record metadata, see `record_metadata.py`; may be empty.
         metadata_of_rest: With headers, the metadata of each set but the first, which then take one record each.
 
@@ -156,22 +156,31 @@ class Write:
     Attributes:
         number: The number of the write, as `Log.writes` counts.
         records: The written records, at least one.
+        ahead_ns: See `records_for`.
     """
 
-    __slots__ = ("group", "number", "records", "took_s")
+    __slots__ = ("ahead_ns", "group", "number", "records", "took_s")
 
-    def __init__(self, number: int, group: Group, records: Sequence[RecordBatch], took_s: float) -> None:
+    def __init__(
+        self, number: int, group: Group, records: Sequence[RecordBatch], took_s: float, ahead_ns: int
+    ) -> None:
         self.number: int = number
         self.group: Group = group
         self.records: Sequence[RecordBatch] = records
         self.took_s: float = took_s
+        self.ahead_ns: int = ahead_ns
 
 
-def records_for(publications: Sequence[Publication], sequence: int, ids: MessageIds) -> list[RecordBatch]:
+def records_for(
+    publications: Sequence[Publication], sequence: int, ids: MessageIds, ahead_ns: int = 0
+) -> list[RecordBatch]:
     """Return records for these publications, from a sequence on; small neighbours share a record.
 
     A publication that is too large for one record gets several linked records, which recovery treats as a unit.
     Publications whose metadata describes single messages, in order, always get one record: they have few messages.
+
+    Args:
+        ahead_ns: How far the system clock, by which due times are in records, is ahead of that of the publications.
     """
     records: list[RecordBatch] = []
     timestamp_ns = time.time_ns()
@@ -188,7 +197,8 @@ def records_for(publications: Sequence[Publication], sequence: int, ids: Message
             sets = [piece for large in sets for piece in large.split(MAX_RECORD_MESSAGES, MAX_RECORD_BYTES)]
         count = sum(len(messages.sizes) for messages in sets)
         first_id = ids.take(count)
-        record = RecordBatch(sequence, first_id, timestamp_ns, first.due_ns, sets[0], first.metadata)
+        due_ns = due_by_other_clock(first.due_ns, ahead_ns) if first.due_ns else 0
+        record = RecordBatch(sequence, first_id, timestamp_ns, due_ns, sets[0], first.metadata)
         if len(sets) == 1:
             records.append(record)
         else:

@@ -65,6 +65,7 @@ class WritePath:
             messages.
         write_ahead: The write-ahead log, used with `--sync=always`; None: each topic's log is synced by itself.
         members: The other members of a cluster, or the archive, that an OK waits for; None: nothing.
+        ahead_ns: Returns how far the system clock is ahead of the broker's, by which messages are due.
 
     Attributes:
         error: Why the last write or sync failed; empty if it succeeded. A full disk is in `DiskReserve.failed_with`.
@@ -86,6 +87,7 @@ class WritePath:
         delivery: Deliverer,
         write_ahead: WriteAhead | None = None,
         members: ReplicationBarrier[Replicated] | None = None,
+        ahead_ns: Callable[[], int] = lambda: 0,
     ) -> None:
         self.error: str = ""
         self.append_duration: Histogram = Histogram()
@@ -97,6 +99,7 @@ class WritePath:
         self._disk_reserve = disk_reserve
         self._poller = poller
         self._delivery = delivery
+        self._ahead_ns = ahead_ns
         self._write_ahead = write_ahead if self._is_synced_first else None
         self._members = members
         if members is not None:
@@ -252,14 +255,15 @@ class WritePath:
                     self._nursery.start_soon(self._rotate_for_group, topic)
                     self._holds[topic] = trio.Semaphore(0)
                 return False
-            records = self._write(topic, group)
+            ahead_ns = self._ahead_ns()
+            records = self._write(topic, group, ahead_ns)
         except Exception as exc:
             self._take_group(topic)
             self._sync_cut_soon(topic)
             group.complete(self._refusal(topic, exc, group.size))
             return False
         self._take_group(topic)
-        write = Write(topic.log.writes, group, records, perf_counter() - began_s)
+        write = Write(topic.log.writes, group, records, perf_counter() - began_s, ahead_ns)
         if topic.ephemeral:
             return self._commit(topic, write)
         if not self._is_synced_first:
@@ -284,11 +288,11 @@ class WritePath:
         else:
             del self._gathered[topic]
 
-    def _write(self, topic: Topic, group: Group) -> Sequence[RecordBatch]:
+    def _write(self, topic: Topic, group: Group, ahead_ns: int) -> Sequence[RecordBatch]:
         if not topic.ephemeral and (reason := self._disk_reserve.begin_append()):
             raise PublishRefused(reason)
         try:
-            records = records_for(group.publications, topic.log.written_sequence, self._ids)
+            records = records_for(group.publications, topic.log.written_sequence, self._ids, ahead_ns)
             topic.log.write(records)
         finally:
             if not topic.ephemeral:
@@ -332,7 +336,7 @@ class WritePath:
             topic.log.commit(write.records[-1].next_sequence)
             if not topic.ephemeral:
                 self.error = self._disk_reserve.failed_with = ""
-            topic.accept(write.records)
+            topic.accept(write.records, write.ahead_ns)
         except Exception as exc:
             error = self._refusal(topic, exc, write.group.size)
         # If the topic may be full, deliver before acknowledging, because consumers make room for the next publish.

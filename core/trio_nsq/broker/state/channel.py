@@ -17,7 +17,7 @@ from .checkpoint import ChannelState
 from .consumer import Consumer
 from .deferred import DeferredMessages
 from .dispatcher import Dispatcher
-from .idleness import IN_USE, idle_since
+from .idleness import IN_USE, idle_since, idle_since_by_other_clock
 from .in_flight_batch import InFlightBatch
 from .message_keys import Key, MessageKeys
 from .message_store import MessageStore
@@ -566,13 +566,14 @@ class Channel:
         copy._idle_since_ns = self._idle_since_ns
         return copy
 
-    def restore(self, state: dict[str, Any], log_end: int) -> None:
+    def restore(self, state: dict[str, Any], log_end: int, behind_ns: int = 0) -> None:
         """Load a snapshot into a channel that was created at the snapshot's cursor and has no messages.
 
         Args:
             state: A `ChannelState`, decoded from JSON.
             log_end: The log's next sequence. After a power cut with `--sync=interval` the snapshot may be ahead of the
                 log; messages from `log_end` on are left out.
+            behind_ns: How far the clock of its times was behind today's clock of the broker.
 
         Raises:
             KeyError, TypeError, ValueError: `state` is not a snapshot.
@@ -587,7 +588,7 @@ class Channel:
             for s, n, *reason in state["unfinished"]
             if s < log_end
         ]
-        deferred = DeferredMessages.restore(state["deferred"], log_end)
+        deferred = DeferredMessages.restore(state["deferred"], log_end, behind_ns)
         if self.messages.order is not None:
             # The blocked ones, and those deferred by REQ: they come before later messages of their keys, so at once.
             returned = deferred.withdraw(deferred.returned())
@@ -605,4 +606,4 @@ class Channel:
         if moved is not None:
             self.hold(MoveStream(int(moved), is_fixed=True))
             self.messages.drop_moved(int(moved), now=True)
-        self._idle_since_ns = int(state.get("idle_since", IN_USE))
+        self._idle_since_ns = idle_since_by_other_clock(int(state.get("idle_since", IN_USE)), behind_ns)

@@ -131,7 +131,8 @@ class Checkpoint:
     """A snapshot of a topic, to be written to disk.
 
     It is a JSON object with these fields: format, name, paused, settings (see `change`), idle_since (see `idleness.py`;
-    absent while in use), move (see `Move.state`; absent without one), distribution_point (the high watermark), end (of
+    absent while in use), ahead_ns (how far the system clock is ahead of the clock of all other times here; absent if it
+    is not), move (see `Move.state`; absent without one), distribution_point (the high watermark), end (of
     the topic), settled (a restart need not check dead letters before this sequence), producers_used (see
     `Producers.used_s`), ephemeral_needed (the oldest sequence that the ephemeral channels, which are not saved, may
     still read), waiting_deferred [[first, after last, due_ns]], followed by the channel if only one gets the messages,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate, compress
 from typing import Final
 
+from ...log.record_metadata import due_by_other_clock
 from .batch import Batch
 from .version import Version
 
@@ -320,12 +321,15 @@ class DeferredMessages:
         return other
 
     @classmethod
-    def restore(cls, texts: Iterable[str], log_end: int = sys.maxsize) -> DeferredMessages:
+    def restore(
+        cls, texts: Iterable[str], log_end: int = sys.maxsize, behind_ns: int = 0
+    ) -> DeferredMessages:
         """Restore the messages of a saved state.
 
         Args:
             texts: `Block.text` of each block.
             log_end: The end of the log. Messages from this sequence on are lost and are left out.
+            behind_ns: How far the clock of the due times was behind today's clock of the broker.
 
         Raises:
             TypeError, ValueError: A text is damaged.
@@ -337,6 +341,8 @@ class DeferredMessages:
             if numbers[0] < last_ns or numbers != sorted(numbers):
                 raise ValueError("deferred messages are not sorted by due time")
             last_ns = numbers[-1]
+            if behind_ns:
+                block.due_ns = array("Q", [due_by_other_clock(each, behind_ns) for each in numbers])
             for index in reversed(range(len(block))):
                 if block.sequence[index] >= log_end:
                     del block[index]

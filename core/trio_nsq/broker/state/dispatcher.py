@@ -580,7 +580,7 @@ class Dispatcher:
         """Skip the batch at the cursor if it is expired, deferred or for another channel. Raises LogReadError."""
         if self._topic.ttl_ns and self._pass_expired(batch, now_ns + self._ahead_ns - self._topic.ttl_ns):
             return True
-        if batch.due_ns > now_ns:
+        if batch.due_ns > now_ns + self._ahead_ns:
             self._put_off(batch)
         elif batch.channel not in (None, self.name):
             self._messages.cursor.move_to(min(batch.next_sequence, self._messages.limit))
@@ -610,5 +610,6 @@ class Dispatcher:
         held = batch if self._topic.ephemeral else None
         end = min(batch.next_sequence, messages.limit)
         if batch.channel in (None, self.name):
-            messages.deferred.add(batch.due_ns, range(messages.cursor.position, end), 0, held)
+            due_ns = batch.due_ns - self._ahead_ns
+            messages.deferred.add(due_ns, range(messages.cursor.position, end), 0, held)
         messages.cursor.move_to(end)

@@ -10,6 +10,11 @@ IN_USE: Final = 0
 """Stands for the begin of the idle time of a topic or channel that is used."""
 
 
+def idle_since_by_other_clock(since_ns: int, ahead_ns: int) -> int:
+    """Return since when a topic or channel has been idle by a clock that is ahead by `ahead_ns`."""
+    return max(1, since_ns + ahead_ns) if since_ns != IN_USE else IN_USE
+
+
 def idle_since(before_ns: int, now_ns: int, *, in_use: bool) -> int:
     """Return since when a topic or channel has been idle, or `IN_USE`. All times are Unix nanoseconds.
 

@@ -16,7 +16,13 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ...log import Log, RecordBatch
-from ...log.record_metadata import batch_instance, batch_number, is_of_dead_letters, only_channel
+from ...log.record_metadata import (
+    batch_instance,
+    batch_number,
+    due_by_other_clock,
+    is_of_dead_letters,
+    only_channel,
+)
 from ...log.records import RecordHeader
 from ...protocol import is_ephemeral
 from .batch import make_batches
@@ -24,7 +30,7 @@ from .cache import BatchCache
 from .channel import Channel
 from .checkpoint import STATE_FORMAT, Addition, ChannelState, Checkpoint, additions_of, known_end
 from .dead_letter_ledger import DeadLetterLedger
-from .idleness import IN_USE, idle_since
+from .idleness import IN_USE, idle_since, idle_since_by_other_clock
 from .message_store import MessageStore
 from .producers import LastBatch, Producers
 from .settings import ChannelSettings, SettingsError, TopicSettings, change
@@ -169,8 +175,12 @@ class Topic:
 
     # ------------------------------------------------------------------ publishing
 
-    def accept(self, records: Sequence[RecordBatch]) -> None:
-        """Add records that are now in the log: cache them decoded, and distribute them."""
+    def accept(self, records: Sequence[RecordBatch], ahead_ns: int = 0) -> None:
+        """Add records that are now in the log: cache them decoded, and distribute them.
+
+        Args:
+            ahead_ns: How far the system clock, by which due times are in records, is ahead of the broker's.
+        """
         view = self.view
         start, view.end = view.end, records[-1].next_sequence
         self._idle_since_ns = IN_USE
@@ -181,18 +191,19 @@ class Topic:
             if record.metadata:
                 self._record_metadata(record.metadata, record)
         if not (len(records) == 1 and self.store.extend_newest(records[0])):
-            self._remember_all(records)
+            self._remember_all(records, ahead_ns)
         if self._private:
             self._distribute_to_private(start)
         self.distribute()
         self._follow_log()
 
-    def _remember_all(self, records: Sequence[RecordBatch]) -> None:
+    def _remember_all(self, records: Sequence[RecordBatch], ahead_ns: int) -> None:
         for batch in make_batches(records):
             if batch.due_ns:
                 held = batch if self.ephemeral else None
                 sequences = range(batch.base_sequence, batch.next_sequence)
-                self._undistributed.defer(PendingRange(sequences, batch.due_ns, batch.channel, held))
+                due_ns = due_by_other_clock(batch.due_ns, -ahead_ns)
+                self._undistributed.defer(PendingRange(sequences, due_ns, batch.channel, held))
                 if batch.due_ns - batch.timestamp_ns(0) <= _SOON_NS:
                     self.store.remember_deferred(batch)
             else:
@@ -400,7 +411,8 @@ class Topic:
         """Return a channel of this topic, or in a copy of the topic the copy of the channel."""
         return channel if channel.topic is self.view else self.channels[channel.name]
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self, ahead_ns: int = 0) -> Checkpoint:
+        """Return a snapshot. Arguments as `accept`."""
         channels = [*self._others, *[channel.state() for channel in self.channels.values()]]
         return Checkpoint(
             {
@@ -408,6 +420,7 @@ class Topic:
                 "name": self.name,
                 "paused": self.paused,
                 "settings": self._own_settings,
+                **({"ahead_ns": ahead_ns} if ahead_ns else {}),
                 **({"idle_since": self._idle_since_ns} if self._idle_since_ns else {}),
                 **self.moving.state(),
                 "distribution_point": self.view.high_watermark,
@@ -447,19 +460,20 @@ class Topic:
             self.refuse_publishes("")
         self.dead_letters.confirm_moved(checkpoint.moved_letters)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self, ahead_ns: int = 0) -> dict[str, Any]:
         """Return a checkpoint as JSON data, encoded in one step. Blocks the event loop if the topic is large."""
-        checkpoint = self.checkpoint()
+        checkpoint = self.checkpoint(ahead_ns)
         for _ in checkpoint.encode():
             pass
         data: dict[str, Any] = json.loads(checkpoint.content)
         return data
 
-    def restore(self, state: dict[str, Any] | None) -> bool:
+    def restore(self, state: dict[str, Any] | None, ahead_ns: int = 0) -> bool:
         """Load a snapshot, and add the messages that the log received after it.
 
         Args:
             state: The snapshot; None if none was ever written: the topic has no channels then.
+            ahead_ns: As in `accept`. Times in the snapshot become those of today's clock of the broker.
 
         Returns:
             Whether the snapshot is ahead of the log, after a power cut with `--sync=interval`. Then the caller must
@@ -478,12 +492,12 @@ class Topic:
                 ahead = known_end(state) > end
                 scanned = min(int(state["end"]), end)
                 unconfirmed = min(int(state.get("settled", scanned)), scanned)
-                self._load(state)
+                self._load(state, int(state.get("ahead_ns", 0)) - ahead_ns)
             except (KeyError, TypeError, ValueError, OverflowError, SettingsError) as exc:
                 raise StateError(
                     f"the field {exc} is missing" if isinstance(exc, KeyError) else str(exc)
                 ) from exc
-        self._scan(scanned, unconfirmed)
+        self._scan(scanned, unconfirmed, ahead_ns)
         if end > scanned:  # messages were published after the state was saved
             self._idle_since_ns = IN_USE
         for addition in additions:
@@ -504,12 +518,13 @@ class Topic:
                 self.channels[name] = self._make_channel(name, max(self._first, sequence))
                 self.moving.hold(self.channels[name])
 
-    def _scan(self, new: int, unconfirmed: int) -> None:
+    def _scan(self, new: int, unconfirmed: int, ahead_ns: int) -> None:
         """Read the log after the saved state.
 
         Args:
             new: Finds deferred messages and batch numbers from this sequence on.
             unconfirmed: Finds dead letters from this sequence on.
+            ahead_ns: As in `accept`.
         """
         for header in self.log.headers(min(new, unconfirmed)):
             metadata = b""
@@ -518,11 +533,13 @@ class Topic:
                 metadata = next((r.metadata for r in read if r.base_sequence == header.base_sequence), b"")
             if header.due_ns and header.base_sequence >= new:
                 sequences = range(header.base_sequence, header.next_sequence)
-                self._undistributed.defer(PendingRange(sequences, header.due_ns, only_channel(metadata)))
+                due_ns = due_by_other_clock(header.due_ns, -ahead_ns)
+                self._undistributed.defer(PendingRange(sequences, due_ns, only_channel(metadata)))
             if metadata and header.base_sequence >= (new if batch_number(metadata) else unconfirmed):
                 self._record_metadata(metadata, header)
 
-    def _load(self, state: dict[str, Any]) -> None:
+    def _load(self, state: dict[str, Any], behind_ns: int) -> None:
+        """Load a snapshot. `behind_ns`: how far its clock was behind today's clock of the broker."""
         if state["format"] != STATE_FORMAT:
             raise StateError(f"its format is {state['format']}, this program reads {STATE_FORMAT}")
         if state["name"] != self.name:
@@ -534,7 +551,8 @@ class Topic:
         for first, after, due_ns, *only in state["waiting_deferred"]:
             if first < end:
                 sequences = range(int(first), min(int(after), end))
-                self._undistributed.defer(PendingRange(sequences, int(due_ns), str(*only) if only else None))
+                due_ns = due_by_other_clock(int(due_ns), behind_ns)
+                self._undistributed.defer(PendingRange(sequences, due_ns, str(*only) if only else None))
         self.producers.restore(
             state.get("producers", []),
             state.get("producers_used", []),
@@ -543,8 +561,8 @@ class Topic:
         )
         for channel_state in state["channels"]:
             channel = self._make_channel(str(channel_state["name"]), min(int(channel_state["cursor"]), end))
-            channel.restore(channel_state, end)
+            channel.restore(channel_state, end, behind_ns)
             channel.messages.cursor.move_to(self._first)
             self.channels[channel.name] = channel
         self.moving.restore(state.get("move"))
-        self._idle_since_ns = int(state.get("idle_since", IN_USE))
+        self._idle_since_ns = idle_since_by_other_clock(int(state.get("idle_since", IN_USE)), behind_ns)

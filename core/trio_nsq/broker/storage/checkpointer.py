@@ -1,6 +1,7 @@
 """The checkpointer: writes the topics' states and the reserved ids, which a restart needs in addition to the logs."""
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ _WRITERS_AT_THE_END = 8
 """Concurrent saves at shutdown, when syncs share disk work. While clients are served, one save leaves them the disk."""
 _IDS = ""
 """The reserved ids among the errors, which are by topic; no topic has this name."""
+_CLOCK_STEP_NS = 1_000_000_000
+"""After a smaller step of the system clock, the states on the disk are left as they are."""
 _TOPICS_AT_ONCE = 100
 """Topics examined before the event loop serves other tasks."""
 
@@ -105,6 +108,7 @@ class Checkpointer:
         ids: The message ids; the checkpointer reserves more before they are used up.
         now_ns: Returns the time by the clock of the messages' timestamps, Unix nanoseconds.
         rotate, archive_retention_ms: See `RetentionManager`.
+        ahead_ns: Returns how far that clock is ahead of the one of due times.
         sync: Syncs a topic's log; returns whether that succeeded, and logs errors.
         replicate: Returns when the other members of a cluster have what is on disk. Raises NotLeading.
         refuse: Raises PublishRefused if a topic must not be changed now; `ephemeral`, if an ephemeral one must not.
@@ -121,6 +125,7 @@ class Checkpointer:
         replicate: Callable[[], Awaitable[None]],
         refuse: Callable[..., None],
         archive_retention_ms: int = 0,
+        ahead_ns: Callable[[], int] = lambda: 0,
     ) -> None:
         self._errors: dict[str, str] = {}  # of what was not written since: by topic, or _IDS
         self._sync = sync
@@ -132,6 +137,8 @@ class Checkpointer:
             now_ns, rotate, lambda: self._disk_reserve.is_short, archive_retention_ms
         )
         self._now_ns = now_ns
+        self._ahead_ns = ahead_ns
+        self._clock_offset_ns = self._measure_clock()
         self._broker = broker
         self._folder = folder
         self._ids = ids
@@ -335,7 +342,7 @@ class Checkpointer:
         self._saved[topic] = topic.version.number
         self._broker.changed.discard(topic.name)
         self._due.discard(topic.name)
-        checkpoint = (_copy_with(topic, changes) if changes else topic).checkpoint()
+        checkpoint = (_copy_with(topic, changes) if changes else topic).checkpoint(self._ahead_ns())
         for _ in checkpoint.encode():
             await trio.lowlevel.checkpoint()
         # If a batch number survived a power cut without its messages, the batch would count as published.
@@ -400,6 +407,7 @@ class Checkpointer:
             await trio.sleep(max(interval_s, took_s))
             started_s = trio.current_time()
             for step in (
+                self._mark_after_clock_step,
                 self._mark_due,
                 self._mark_reclaimable,
                 partial(self._save_changed, 1),
@@ -427,6 +435,20 @@ class Checkpointer:
                 self._due.add(topic.name)
             if number % _TOPICS_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
+
+    async def _mark_after_clock_step(self) -> None:
+        """After the system clock was set: mark all topics for saving.
+
+        Their states have due times by the system clock of that time. Their times of retention are other ones, too.
+        """
+        offset_ns = self._measure_clock()
+        if abs(offset_ns - self._clock_offset_ns) >= _CLOCK_STEP_NS:
+            self._clock_offset_ns = offset_ns
+            self._due.update(self._broker.topics)
+
+    def _measure_clock(self) -> int:
+        """Return the system clock minus the machine's monotonic one: a jump of trio's clock is no step."""
+        return self._now_ns() - time.perf_counter_ns()
 
     async def _mark_due(self) -> None:
         """Mark scheduled topics for saving if files can be deleted. Checks first, because a save takes milliseconds."""
