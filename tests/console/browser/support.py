@@ -193,6 +193,16 @@ def small_targets(page: Page) -> list[str]:
     return found
 
 
+def cut_off(page: Page) -> list[str]:
+    """Return the tables and the rows of tabs that are wider than their place, so that their end is out of sight."""
+    found: list[str] = page.evaluate(
+        """() => [...document.querySelectorAll(".table-wrap, .tabs")]
+            .filter((each) => each.checkVisibility() && each.scrollWidth > each.clientWidth + 1)
+            .map((each) => `${each.scrollWidth - each.clientWidth} px of ${each.outerHTML.slice(0, 120)}`)"""
+    )
+    return found
+
+
 def confirm(page: Page, button: str, name: str = "") -> None:
     """Check a page that asks for confirmation, type the name if it wants it, and confirm."""
     expect(page.locator("main")).to_contain_text("The same from the command line")

@@ -9,7 +9,15 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from console.browser.links import Site, get, links_of, walk
-from console.browser.support import DESKTOP, PHONE, Visitor, accessibility_faults, overflow_px, small_targets
+from console.browser.support import (
+    DESKTOP,
+    PHONE,
+    Visitor,
+    accessibility_faults,
+    cut_off,
+    overflow_px,
+    small_targets,
+)
 from interop.peers import RunningConsole
 from soak import in_soak
 from trio_nsq.console.web.app import PAGES
@@ -128,6 +136,7 @@ def fits(page: Page) -> list[str]:
             wrong.append(f"{width} px: {overflow} px beyond the edge")
         if width < 640:
             wrong += [f"{width} px: target {each}" for each in small_targets(page)]
+            wrong += [f"{width} px: cut off: {each}" for each in cut_off(page)]
     return wrong
 
 
