@@ -18,7 +18,7 @@ from client.support.tokens import SECRETS, AuthFile
 from interop.peers import qcli_serve
 from soak import in_soak
 from trio_nsq.access.secret import SecretFileError
-from trio_nsq.client import RequestRefused
+from trio_nsq.client import BrokerUnreachable, RequestRefused
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.options import OptionError
 from trio_nsq.spark.source.batch import NsqReader
@@ -53,6 +53,15 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 def reader(**options: str) -> NsqReader:
     source = NsqDataSource(CaseInsensitiveDict(options))
     return source.reader(source.schema())
+
+
+def test_certificate_that_is_not_trusted(guarded: Guarded, caplog: pytest.LogCaptureFixture) -> None:
+    """A batch ends at once, as to wait does not help."""
+    address = guarded.options["nsqdHttpAddress"]
+    untrusting = reader(nsqdHttpAddress=address, topic="t", patienceMs="20000")
+    with pytest.raises(BrokerUnreachable, match="its certificate is not trusted: unable to get local issuer"):
+        untrusting.partitions()
+    assert "asked again" not in caplog.text
 
 
 @pytest.mark.slow

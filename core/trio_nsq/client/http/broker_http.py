@@ -24,6 +24,7 @@ from ...api.request import Request, message_of
 from ...protocol.address import is_unix_path, parse_address
 from ...protocol.limits import MIB
 from ...protocol.untrusted_json import decode_json
+from ...text.wording import untrusted_certificate
 from ..connection.tls import TLSFiles
 from ..errors import WRONG_PORT, BrokerUnreachable, NotABroker, RequestRefused
 
@@ -246,6 +247,8 @@ class BrokerHTTP:
             error, ConnectionResetError | BrokenPipeError
         ):  # includes http.client.RemoteDisconnected
             return "the connection was lost"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return untrusted_certificate(error.verify_message)
         return error.strerror or str(error)
 
     def _refusal(

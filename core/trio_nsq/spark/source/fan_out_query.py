@@ -2,6 +2,7 @@
 
 import logging
 import random
+import ssl
 import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -37,10 +38,19 @@ class FanOutQuery(Generic[K, V]):
     Args:
         consequence: The end of the warning about a server that does not answer: what happens meanwhile.
         away: The errors of servers that do not answer, to share them with another query; None: an own dict.
+        needs_trust: Whether a certificate that is not trusted is an error at once, instead of a server that does not
+            answer yet.
     """
 
-    def __init__(self, consequence: str, away: dict[K, BrokerUnreachable] | None = None) -> None:
+    def __init__(
+        self,
+        consequence: str,
+        away: dict[K, BrokerUnreachable] | None = None,
+        *,
+        needs_trust: bool = False,
+    ) -> None:
         self._consequence = consequence
+        self._needs_trust = needs_trust
         self._running: dict[K, Future[V]] = {}
         self._away = {} if away is None else away
         self._delays: dict[K, Delays] = {}
@@ -96,7 +106,7 @@ class FanOutQuery(Generic[K, V]):
                 continue
             del self._running[key]
             error = future.exception()
-            if isinstance(error, BrokerUnreachable):
+            if isinstance(error, BrokerUnreachable) and not self._is_final(error):
                 self._note_away(key, error)
                 delays = self._delays.setdefault(key, Delays(_MIN_DELAY_S, _MAX_DELAY_S, random.random))
                 self._not_before_s[key] = time.monotonic() + delays.next_s()
@@ -107,6 +117,9 @@ class FanOutQuery(Generic[K, V]):
                 self._delays.pop(key, None)
                 if self._away.pop(key, None) is not None:
                     _log.warning("nsq: the server at %s answers again.", key)
+
+    def _is_final(self, error: BrokerUnreachable) -> bool:
+        return self._needs_trust and isinstance(error.cause, ssl.SSLCertVerificationError)
 
     def _pause(self, missing: set[K], most_s: float) -> None:
         """Wait for the next answer, or until a server may be asked again."""

@@ -174,9 +174,9 @@ def ask_all_logs(
     """Call a function for each log as `ask_logs` does, once; all brokers must answer.
 
     Raises:
-        BrokerUnreachable: One did not for `patience_s`.
+        BrokerUnreachable: One did not for `patience_s`, or its certificate is not trusted.
     """
-    query: FanOutQuery[str, dict[LogKey, T]] = FanOutQuery(consequence)
+    query: FanOutQuery[str, dict[LogKey, T]] = FanOutQuery(consequence, needs_trust=True)
     answers = ask_logs(query, places, ask, patience_s, waits_for_all=True)
     for error in answers.away.values():
         raise error
