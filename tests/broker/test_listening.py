@@ -302,7 +302,11 @@ async def test_file_of_another_process_stays_at_the_stop(folder: Path) -> None:
         ("127.0.0.1:x", "--flag: 127.0.0.1:x is neither"),
         ("127.0.0.1:65536", "--flag: 127.0.0.1:65536 is neither"),
         ("127.0.0.1:\u0663", "--flag: 127.0.0.1:\u0663 is neither"),
-        ("203.0.113.1:0", "--flag: cannot listen on 203.0.113.1:0: "),
+        (
+            "203.0.113.1:4150",
+            "--flag: cannot listen on 203.0.113.1:4150: Cannot assign requested address. This machine does not have "
+            "the address: use one of its own, or 0.0.0.0:4150 for all",
+        ),
     ],
 )
 async def test_invalid_address(folder: Path, address: str, text: str) -> None:

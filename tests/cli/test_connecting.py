@@ -11,6 +11,8 @@ from broker.auth_server import AuthServer, answer, authorization, threaded_auth_
 from broker.certificates import Certificates
 from cli.support import Cli, Run, lines_until_ready, only_ours, serving
 from interop.peers import Broker, qcli_admin, qcli_lookupd, qcli_serve
+from qcli.broker.failures import refused
+from trio_nsq.client import BrokerError
 from trio_nsq.http.messages import Request, Response
 
 SECRET = "open sesame"
@@ -329,6 +331,22 @@ def test_https_to_the_plain_http_port(guarded: Guarded, run_here: Run) -> None:
     assert result.code == 3
     assert result.err.startswith("Error: TLS with the broker at https://127.0.0.1:")
     assert "Is that the port of plain HTTP?" in result.err
+
+
+def test_https_to_the_plain_http_port_of_an_open_broker(broker: Broker, run_here: Run) -> None:
+    """It tells what it is, so the error says what to write."""
+    result = run_here(Cli("127.0.0.1:1", f"https://{broker.http_address}"), "stat")
+    assert result.code == 3
+    assert f"It is the port of plain HTTP: write http://{broker.http_address}, or the broker's" in result.err
+
+
+def test_full_disk_of_a_broker() -> None:
+    """The refusal of a publish says what to do."""
+    text = "MPUB failed cannot write data/topics/t.topic/0.log: No space left on device"
+    said = refused("The broker at b:4150", BrokerError("b:4150", "E_MPUB_FAILED", text))
+    assert said.endswith(
+        "No space left on device. Free space on the broker's disk, or delete messages: 'qcli topic empty'."
+    )
 
 
 @pytest.mark.parametrize("command", [STAT, LOG], ids="-".join)

@@ -201,7 +201,7 @@ def test_dead_letter_topics_are_not_deleted() -> None:
         ("[]", "The document: this is not a JSON object."),
         ("[" * 100_000, "The document has too many levels."),
         ("\ud800", "The document is not JSON"),
-        ("{}", 'The document has no "version".'),
+        ("{}", 'The document has no "version". Add "version": 1.'),
         ('{"version": 1}', 'The document has no "topics".'),
         ('{"version": true, "topics": {}}', "The version of the document is true"),
         ('{"version": 2, "topics": {}}', "The version of the document is 2"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -16,7 +18,7 @@ from ..framework.output import is_terminal, print_diagnostic
 from ..framework.params import Source, is_https, without_scheme
 from .address_options import HTTP_OPTION, LOOKUPD_OPTION, TCP_OPTION
 from .connection_options import ConnectOptions
-from .wrong_ports import TLS_PORT, what_listens
+from .wrong_ports import HTTP_OF_BROKER, TLS_PORT, what_listens
 
 if TYPE_CHECKING:
     import trio
@@ -235,7 +237,10 @@ def _about_certificate(verify_code: int) -> str:
 
 
 def _about_plain_port(address: str) -> str:
-    what = what_listens(without_scheme(address))
+    plain = without_scheme(address)
+    what = what_listens(plain)
+    if is_https(address) and what.startswith(HTTP_OF_BROKER):
+        return f" It is the port of plain HTTP: write http://{plain}, or the broker's --https-address."
     return f" It is {what}." if what else " Is that the port of plain HTTP?"
 
 
@@ -270,6 +275,8 @@ def refused(broker: str, error: BrokerError) -> str:
     text = f"{broker} refused: {f'{error.code} {error.text}'.rstrip()}."
     if error.code == "E_BAD_MESSAGE" and "too big" in error.text:
         text += " Its limits are --max-msg-size and --max-body-size of 'qcli serve' and nsqd."
+    elif os.strerror(errno.ENOSPC) in error.text:
+        text += " Free space on the broker's disk, or delete messages: 'qcli topic empty'."
     return text
 
 

@@ -29,7 +29,7 @@ class _Kind(NamedTuple):
 
 _BROKER = _Kind("a broker", 4151, b"\0\0\0\x12\0\0\0\x01E_BAD_PROTOCOL")
 _CONSOLE = re.compile(rb"/static/[0-9a-f]+/console\.js|<title>nsqadmin</title>")
-_HTTP_OF_BROKER = "the HTTP port of a broker"
+HTTP_OF_BROKER = "the HTTP port of a broker"
 TLS_PORT = "a port with TLS, such as that of HTTPS"
 _LOOKUPD = _Kind("an nsqlookupd", 4161, b"\0\0\0\x02OK")
 
@@ -45,7 +45,7 @@ def what_listens(address: str) -> str:
     port = address.rpartition(":")[2]
     if (info := _info(address)) is not None:
         if "tcp_port" in info:
-            return f"{_HTTP_OF_BROKER}, whose TCP port is {info['tcp_port']}"
+            return f"{HTTP_OF_BROKER}, whose TCP port is {info['tcp_port']}"
         return "the HTTP port of an nsqlookupd"
     if _is_console(address):
         return "the web console"
@@ -63,7 +63,7 @@ def what_listens(address: str) -> str:
 def is_other_server(address: str) -> bool:
     """Return whether an HTTP address is known to be that of another server than a broker."""
     what = what_listens(address)
-    return bool(what) and not what.startswith(_HTTP_OF_BROKER)
+    return bool(what) and not what.startswith(HTTP_OF_BROKER)
 
 
 def _is_console(address: str) -> bool:

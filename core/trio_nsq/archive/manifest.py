@@ -143,7 +143,9 @@ def begun_manifest(storage: Storage) -> FoundManifest:
     """
     found = read_manifest(storage)
     if not found.manifest.checkpoints:
-        raise ArchiveError(f"{storage.shown} is no archive of a broker, or has no complete checkpoint yet")
+        raise ArchiveError(
+            f"there is no archive of a broker in {storage.shown}, or none with a complete checkpoint yet"
+        )
     return found
 
 

@@ -145,7 +145,7 @@ def write_folder(
     try:
         end_following(files, path, ID_RESERVE)
     except ValueError as exc:
-        raise ArchiveDamaged(f"{storage.shown}: {exc}") from exc
+        raise ArchiveDamaged(f"the archive {storage.shown}: {exc}") from exc
     return point, plan.damage + restorer.damage
 
 

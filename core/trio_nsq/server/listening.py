@@ -33,6 +33,11 @@ _UNSENT_BYTES = 16 * 1024
 """As of trio's streams: the kernel accepts no more while so much is not sent, so a client that does not read is noticed
 early."""
 _IN_USE = ". Another server may be running: stop it, or choose another {flag}"
+_HINTS = {
+    errno.EADDRINUSE: _IN_USE,
+    errno.EADDRNOTAVAIL: ". This machine does not have the address: use one of its own, or 0.0.0.0:{port} for all",
+    errno.EACCES: ". Ports below 1024 need root or CAP_NET_BIND_SERVICE: choose another {flag}",
+}
 
 
 def port_of(address: str | None) -> int | None:
@@ -175,7 +180,7 @@ async def listen(flag: str, address: str) -> Listening:
     try:
         listeners = await trio.open_tcp_listeners(int(port), host=host.strip("[]") or None, backlog=_BACKLOG)
     except OSError as exc:
-        hint = _IN_USE.format(flag=flag) if exc.errno == errno.EADDRINUSE else ""
+        hint = _HINTS.get(exc.errno or 0, "").format(flag=flag, port=port)
         raise StartupError(f"{flag}: cannot listen on {address}: {exc.strerror or exc}{hint}") from exc
     return Listening(listeners)
 

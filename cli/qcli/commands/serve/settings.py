@@ -618,6 +618,9 @@ def cluster_options(values: dict[str, Any]) -> ClusterOptions | None:
     if values["restore_after_ms"] != RESTORE_AFTER_MS and not values["restore_from"]:
         raise Failure("--restore-after needs --restore-from.")
     if not values["coordinator"]:
-        raise Failure("--cluster needs --coordinator.")
+        raise Failure(
+            "--cluster needs --coordinator, which decides the member that leads: s3://BUCKET/FOLDER, etcd://HOST:2379 "
+            "or static:. See 'qcli serve --help'."
+        )
     limited = {"catch_up_rate": max(0, values["catch_up_rate"])}  # below 0: unlimited
     return ClusterOptions(**fields_of(ClusterOptions, values | limited))

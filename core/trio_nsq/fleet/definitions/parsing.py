@@ -51,7 +51,8 @@ def parse(document: Any) -> Topics:
     if problems:
         raise DefinitionsError(problems)
     if missing := [name for name in ("version", "topics") if name not in top]:  # topics: it may be cut off
-        raise DefinitionsError([f'The document has no "{name}".' for name in missing])
+        hints = {"version": f' Add "version": {VERSION}.'}
+        raise DefinitionsError([f'The document has no "{name}".{hints.get(name, "")}' for name in missing])
     version = top["version"]
     if type(version) is not int or version != VERSION:
         raise DefinitionsError(
