@@ -10,7 +10,7 @@ import trio.testing
 
 from broker.api import Api, running_api
 from broker.moving import Mover
-from broker.support import RawClient, connected, dpub, identify, running_broker, settle
+from broker.support import RawClient, connected, dpub, identify, running_broker, settle, until
 from faults.scenario import http
 from trio_nsq.broker.state.settings import TopicSettings
 
@@ -182,7 +182,9 @@ async def test_after_a_restart_due_times_follow_a_clock_that_was_set_before(
         await client.send(b"REQ %s %d\n" % (requeued.id, HOUR_S * 1000))
         await wall.pass_time(10)
         wall.set(by_s)
-        await wall.pass_time(10)  # the states are saved with that
+        await wall.pass_time(10)
+        state = tmp_path / "d/topics/t.topic/state.json"
+        await until(lambda: b'"ahead_ns"' in state.read_bytes())  # saved with the step
         await defer(client, HOUR_S, b"after")
         await client.send(dpub("no_channel", HOUR_S * 1000, b"waits"))
         await client.ok()
