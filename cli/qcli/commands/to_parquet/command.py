@@ -504,11 +504,7 @@ def command(options: ToParquetOptions) -> int:
 
         return export_pipeline(options, pipeline)
     options = options.resolve()
-    if options.print_schema:
-        from .schemas import print_columns
 
-        return print_columns(options)
+    from .export import export, print_columns
 
-    from .export import export
-
-    return export(options)
+    return print_columns(options) if options.print_schema else export(options)

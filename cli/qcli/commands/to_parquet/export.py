@@ -1,4 +1,4 @@
-"""Runs `to-parquet`: finds the brokers, opens the export, and returns the exit code."""
+"""Runs `to-parquet`: finds the brokers, opens the export or prints its schema, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...broker.brokers import distinct_brokers
 from ...framework.errors import ExitCode, Failure, Terminated
-from ...framework.output import print_diagnostic
+from ...framework.output import print_diagnostic, write
 from ..shared.engine import library_errors
 from ..shared.job_reports import job_reports
 from .brokers import NoBrokerKnown, find_brokers, healthy, is_temporary, note_new_channel, when_refused
@@ -61,6 +61,20 @@ def export(options: ToParquetOptions) -> int:
             run.job.remove_temporary_files()
             run.conclude()
             return ExitCode.INTERRUPTED if isinstance(stop, KeyboardInterrupt) else ExitCode.TERMINATED
+
+
+def print_columns(options: ToParquetOptions) -> int:
+    """Print the schema that the folder has, or else a sample of the messages. Raises Failure: there is none."""
+    from trio_nsq.spark.export.sampling import find_columns
+    from trio_nsq.spark.schemas.arrow_json import print_schema
+
+    request = options.request()
+    with library_errors(when_refused):
+        found = [] if options.consume else find_brokers(options)
+        addresses = found if options.from_segments else distinct_brokers(found)
+        columns = find_columns(request, [options.place(address) for address in addresses])
+    write(print_schema(columns))
+    return ExitCode.OK
 
 
 def _known_brokers(options: ToParquetOptions) -> Sequence[str]:
