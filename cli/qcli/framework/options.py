@@ -220,9 +220,9 @@ def count_option(
     return option(section, "-n", "--count", type=Integer(least, most), default=default, help=text)
 
 
-def rate_option(section: str, text: str) -> Decorator:
+def rate_option(section: str) -> Decorator:
     """`--rate`: the maximum of messages per second; None if it is not given."""
-    text = f"Publish at most N messages per second, evenly{text}."
+    text = "Publish at most N messages per second, evenly."
     return option(section, "--rate", type=Number(min=0, min_open=True), help=text)
 
 

@@ -38,12 +38,10 @@ class PatientRegistry:
 
     Args:
         access: Where it is.
-        clock: Returns a time in seconds.
     """
 
-    def __init__(self, access: RegistryAccess, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, access: RegistryAccess) -> None:
         self._registry = SchemaRegistry(access)
-        self._clock = clock
         self._lock = threading.Lock()
         self._failed: tuple[float, RegistryError] | None = None
         self._avro: dict[int, AvroSchema] = {}
@@ -65,7 +63,7 @@ class PatientRegistry:
 
     def _asked(self, ask: Callable[[], _T]) -> _T:
         with self._lock:
-            if self._failed is not None and self._clock() < self._failed[0] + _PAUSE_S:
+            if self._failed is not None and time.monotonic() < self._failed[0] + _PAUSE_S:
                 raise self._failed[1].with_traceback(None)
             self._failed = None
             try:
@@ -73,7 +71,7 @@ class PatientRegistry:
             except SchemaNotFound:
                 raise  # the registry keeps such ids itself
             except RegistryError as exc:
-                self._failed = self._clock(), exc
+                self._failed = time.monotonic(), exc
                 raise
 
 

@@ -12,7 +12,7 @@ import trio
 
 from ..access.secret import Secret
 from ..event_loop.retries import Delays
-from ..http.connection import IDLE_TIMEOUT_S, OnRequest
+from ..http.connection import IDLE_TIMEOUT_S
 from ..http.decisions import RequestGuard
 from ..http.parsing import split_target
 from ..http.prefixed_stream import with_prefix
@@ -79,7 +79,6 @@ class FollowerFront:
         max_connections: As in `BrokerOptions`. A client needs two descriptors.
         listeners: The number of listeners.
         guard: Checks the requests that `local` answers.
-        on_request: Called for these.
         patience_s: So long a client waits for a leader.
         most_waiting: So many clients wait; further ones are refused.
 
@@ -98,7 +97,6 @@ class FollowerFront:
         max_connections: int = 0,
         listeners: int = 3,
         guard: RequestGuard | None = None,
-        on_request: OnRequest | None = None,
         patience_s: float = PATIENCE_S,
         most_waiting: int = MOST_WAITING,
     ) -> None:
@@ -107,7 +105,6 @@ class FollowerFront:
         self._local = local
         self._secret = secret
         self._guard = guard
-        self._on_request = on_request
         self._patience_s = patience_s
         self._most_waiting = most_waiting
         self._target: LeaderTarget | None = None
@@ -181,7 +178,6 @@ class FollowerFront:
                     with_prefix(data, client),
                     self._local,
                     peer=peer_of(client),
-                    on_request=self._on_request,
                     guard=self._guard,
                     once=True,
                 )

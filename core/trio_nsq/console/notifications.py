@@ -8,7 +8,6 @@ import json
 import logging
 import platform
 import time
-from collections.abc import Callable
 
 import trio
 from starlette.requests import HTTPConnection
@@ -43,10 +42,8 @@ class Notifier:
         *,
         connect_timeout_s: float,
         request_timeout_s: float,
-        now_s: Callable[[], float] = time.time,
     ) -> None:
         self._endpoint = endpoint
-        self._now_s = now_s
         self._client = HTTPClient(
             connect_timeout_s=connect_timeout_s,
             request_timeout_s=request_timeout_s,
@@ -72,7 +69,7 @@ class Notifier:
             "topic": topic,
             "channel": channel,
             "node": node,
-            "timestamp": int(self._now_s()),
+            "timestamp": int(time.time()),
             "user": viewer_of(request).name,
             "remote_ip": format_address(client.host, client.port) if client else "",
             "user_agent": request.headers.get("user-agent", "")[:_MAX_TEXT],

@@ -74,12 +74,10 @@ def resolved(address: str) -> tuple[str, int] | None:
     return None if chosen is None else (str(chosen), port)
 
 
-def first_addresses(
-    addresses: Iterable[str], identify: Callable[[str], Hashable | None], prompt_s: float = PROMPT_S
-) -> dict[str, str]:
+def first_addresses(addresses: Iterable[str], identify: Callable[[str], Hashable | None]) -> dict[str, str]:
     """Return for each address the first one that reaches the same broker.
 
-    An address without an answer stands for itself. So does one that answers more than `prompt_s` after the first.
+    An address without an answer stands for itself. So does one that answers more than `PROMPT_S` after the first.
 
     Args:
         identify: Returns the identity at an address; None: unknown. Called in a thread for each address.
@@ -88,7 +86,7 @@ def first_addresses(
     if len(distinct) < 2:
         return dict(zip(distinct, distinct, strict=True))
     futures = start_all(identify, distinct, at_most=len(distinct))
-    _wait(futures.values(), prompt_s)
+    _wait(futures.values())
     known = {
         address: identity
         for address, future in futures.items()
@@ -101,15 +99,15 @@ def first_addresses(
     }
 
 
-def _wait(futures: "Iterable[Future[Hashable | None]]", prompt_s: float) -> None:
-    """Wait for the first identity, and then for the others for `prompt_s`."""
+def _wait(futures: "Iterable[Future[Hashable | None]]") -> None:
+    """Wait for the first identity, and then for the others for `PROMPT_S`."""
     from concurrent.futures import FIRST_COMPLETED, wait
 
     running = set(futures)
     while running:
         done, running = wait(running, return_when=FIRST_COMPLETED)
         if any(_result(each) is not None for each in done):
-            wait(running, prompt_s)
+            wait(running, PROMPT_S)
             return
 
 

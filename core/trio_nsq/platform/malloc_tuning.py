@@ -2,14 +2,13 @@
 
 import ctypes
 import os
-from collections.abc import Mapping
 
 _KEPT_BYTES = 16 * 1024 * 1024
 """More than the bodies that a few clients publish at once: bench/README.md, "Large bodies"."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt
 
 
-def keep_freed_memory(environ: Mapping[str, str] = os.environ) -> None:
+def keep_freed_memory() -> None:
     """Keep up to 16 MiB of freed memory at the end of the heap for the next allocations.
 
     By default, glibc returns nearly all of it to the system at once, and the system clears each page before it gives
@@ -17,7 +16,7 @@ def keep_freed_memory(environ: Mapping[str, str] = os.environ) -> None:
 
     Does nothing if the environment has settings of glibc's allocator.
     """
-    if "GLIBC_TUNABLES" in environ or any(name.startswith("MALLOC_") for name in environ):
+    if "GLIBC_TUNABLES" in os.environ or any(name.startswith("MALLOC_") for name in os.environ):
         return
     if (mallopt := _function("mallopt")) is not None:
         # Both, because setting one ends glibc's own adjustment of the other.

@@ -95,7 +95,7 @@ def command(file: str, brokers: Brokers, dry_run: bool, delete: bool, yes: bool,
             _write_json({address: Progress(plan) for address, plan in plans.items()}, brokers)
         return ExitCode.CHANGES
     if not yes:
-        _ask(plans, brokers)
+        _ask(plans)
     outcomes = brokers.ask(lambda address: _make(address, plans[address])).results
     if form == "json":
         _write_json({address: each.progress for address, each in outcomes.items()}, brokers)
@@ -156,7 +156,7 @@ def _unchanged(failure: Failure) -> Failure:
     return Failure(f"Nothing was changed. {failure.message}", failure.exit_code, brief=failure.brief)
 
 
-def _ask(plans: Mapping[str, list[DefinitionChange]], brokers: Brokers) -> None:
+def _ask(plans: Mapping[str, list[DefinitionChange]]) -> None:
     """Ask the user if messages are deleted or dropped; raises as `confirm`."""
     lossy = [(address, change) for address, plan in plans.items() for change in plan if change.messages]
     if total := sum(change.messages for _, change in lossy):

@@ -170,7 +170,7 @@ INPUT, SENDING, STRATEGY = "Input", "Sending", "Several brokers"
     brief=True,
     help="Put at most N messages into a batch. With slow input, a batch is sent after 50 ms.",
 )
-@rate_option(SENDING, "")
+@rate_option(SENDING)
 @option(
     SENDING,
     "--defer",

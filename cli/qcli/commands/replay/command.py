@@ -118,7 +118,7 @@ TABLES = "Tables"
     metavar="REGEX",
     help="Publish only messages in whose body this regular expression is found.",
 )
-@rate_option(SENDING, "")
+@rate_option(SENDING)
 @option(
     SENDING,
     "--speed",

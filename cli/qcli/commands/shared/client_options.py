@@ -84,9 +84,9 @@ def producer_option(text: str) -> ClientOption:
     return _parsed(text, _OF_CONNECTIONS)
 
 
-def keyword_arguments(options: Iterable[ClientOption], besides: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the arguments for the client, without those `besides`; the last of the same name counts."""
-    return {each.name: each.value for each in options if each.name not in besides}
+def keyword_arguments(options: Iterable[ClientOption]) -> dict[str, Any]:
+    """Return the arguments for the client; the last of the same name counts."""
+    return {each.name: each.value for each in options}
 
 
 def check_keyword_arguments(make: Callable[..., object], options: Iterable[ClientOption]) -> None:

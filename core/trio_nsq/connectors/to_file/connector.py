@@ -6,13 +6,12 @@ import os
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
 import trio
 
-from ...log import Files
 from ...protocol.errors import NSQError
 from ..monitoring.status import TopicStatus
 from ..source.batch import Position, Source
@@ -70,21 +69,16 @@ class ToFile:
     Args:
         sources: What to read.
         options: How to write it.
-        clock: Returns Unix seconds, for the names of files.
     """
 
     def __init__(
         self,
         sources: SourceOptions,
         options: ToFileOptions,
-        *,
-        files: Files | None = None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._sources = sources
         self._options = options
-        self._files = files or OutputFiles()
-        self._clock = clock
+        self._files = OutputFiles()
         self._limits = WriterLimits()
         self._writers: dict[str, TopicWriter] = {}
         self._writing: trio.Nursery
@@ -207,7 +201,7 @@ class ToFile:
                     output,
                     self._limits,
                     interval_s,
-                    self._clock,
+                    time.time,
                     ends_when_idle=topic not in self._sources.topics,
                     failures=self._failed[topic],
                 )

@@ -222,7 +222,6 @@ class ReplayJob:
         *,
         publish_missing: bool = False,
         access: BrokerAccess | None = None,
-        patience_s: float = PATIENCE_S,
     ) -> None:
         """Check that the broker has what earlier runs have published, as far as it deduplicates.
 
@@ -242,7 +241,7 @@ class ReplayJob:
 
         def lacks(piece: PieceResult) -> bool:
             name = self._producer(piece.piece)
-            with connecting.producer(request.address, request.topic, name, patience_s) as producer:
+            with connecting.producer(request.address, request.topic, name, PATIENCE_S) as producer:
                 last = producer.last_number()
                 return (-1 if last is None else last) < piece.batches - 1 and not producer.may_be_forgotten
 

@@ -201,7 +201,7 @@ def _command(
     return [*words, "pyspark-shell"]
 
 
-def class_archive(java_home: Path, pyspark_folder: Path, environ: Mapping[str, str] = os.environ) -> Path:
+def class_archive(java_home: Path, pyspark_folder: Path) -> Path:
     """Return the file for Spark's classes in the form that a JVM maps into memory, in the user's cache folder.
 
     Each Java and Spark has its own, and a Spark that is installed again has another one: a JVM ignores a file that does
@@ -216,7 +216,7 @@ def class_archive(java_home: Path, pyspark_folder: Path, environ: Mapping[str, s
     except OSError:
         installed_ns = 0
     parts = [os.fsencode(java_home), release, os.fsencode(pyspark_folder)]
-    cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "trio-nsq" / f"spark-{sha256(b'|'.join(parts)).hexdigest()[:16]}-{installed_ns:x}.jsa"
 
 

@@ -70,9 +70,6 @@ class DecimalType:
         return self.value
 
 
-TIME_UNITS = ("s", "ms", "us", "ns")
-
-
 @dataclass(frozen=True, slots=True)
 class TimeType:
     """The type of a column of times whose values have a unit or a format. Columns have us, or ns with the unit ns.

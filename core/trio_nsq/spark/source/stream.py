@@ -189,7 +189,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_topics(self._options, [*after, *probed.found])
         ends = {key: self._end_for(places[key], key, probe) for key, probe in probed.found.items()}
         available = {key: max(0, ends[key] - probe.offset.sequence) for key, probe in probed.found.items()}
-        counts = self._counts(available, probed.found, limits)
+        counts = self._counts(available, limits)
         moved = {
             key: probe
             for key, probe in probed.found.items()
@@ -212,9 +212,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._last_batch_s = now_s
         return after
 
-    def _counts(
-        self, available: dict[LogKey, int], probed: dict[LogKey, ProbedLog], limits: TriggerLimits
-    ) -> dict[LogKey, int]:
+    def _counts(self, available: dict[LogKey, int], limits: TriggerLimits) -> dict[LogKey, int]:
         """Return how many messages of each log the next batch has at most."""
         waits_s = (
             0.0 if self._last_batch_s is None else self._last_batch_s + limits.max_delay_s - time.monotonic()

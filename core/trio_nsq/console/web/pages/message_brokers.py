@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from ....fleet.snapshot import Snapshot
-from ...access.viewer import Viewer
 from ...console import console_of, snapshot_of, take_snapshot, upstream_of
 from ...messages.reading import TopicLog
 from ...upstream.client import UpstreamError
@@ -79,7 +78,7 @@ def _brokers_of(snapshot: Snapshot, topic: str, channel: str, selected: str) -> 
     return TopicBrokers(ours, nsqds, draining, errors, selected)
 
 
-async def log_of(request: Request, viewer: Viewer, topic: str) -> tuple[TopicLog, TopicBrokers]:
+async def log_of(request: Request, topic: str) -> tuple[TopicLog, TopicBrokers]:
     """Return the log that a request names, and the topic's brokers. Raises NotFound."""
     address = request.query_params.get("broker", "")
     brokers = await brokers_of(request, topic, selected=address)

@@ -124,7 +124,7 @@ def _question(
         left_out=found.left_out,
         name=f"{topic}/{channel}" if skipped or in_flight else "",
         fields=[
-            *((key, value) for key, value in _asked(request, to).items()),
+            *_asked(to).items(),
             ("broker", broker),
             ("skipped", str(skipped)),
             ("again", str(again)),
@@ -134,7 +134,7 @@ def _question(
     return page if dry.values else replace(page, command="", name="")
 
 
-def _asked(request: Request, to: Destination) -> dict[str, str]:
+def _asked(to: Destination) -> dict[str, str]:
     """Return the fields that name a position again."""
     if to.http in ("earliest", "latest"):
         return {"to": to.http}
