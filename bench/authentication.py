@@ -19,7 +19,7 @@ from bench import record
 from bench.contenders import cpu_s
 
 from interop.peers import Broker, qcli_serve
-from trio_nsq.access.auth_file import token_digest
+from trio_nsq.access.policy import token_digest
 
 TOKEN = b"x" * 43
 BODY_BYTES = 200

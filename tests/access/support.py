@@ -11,7 +11,7 @@ from struct import pack
 import trio
 
 from broker.support import PATIENCE_S, RawClient
-from trio_nsq.access.auth_file import token_digest
+from trio_nsq.access.policy import token_digest
 
 ALL_ROLES = ("publish", "consume", "read", "manage", "admin", "register", "replicate", "unmask")
 

@@ -10,14 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from soak import examples
-from trio_nsq.access.auth_file import (
-    MAX_FILE_BYTES,
-    AuthFileError,
-    parse_auth_file,
-    read_auth_file,
-    token_digest,
-)
-from trio_nsq.access.policy import ROLES
+from trio_nsq.access.auth_file import MAX_FILE_BYTES, AuthFileError, parse_auth_file, read_auth_file
+from trio_nsq.access.policy import ROLES, token_digest
 
 HASH = token_digest(b"secret")
 GRANT = '{ roles = ["read"] }'

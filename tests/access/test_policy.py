@@ -12,8 +12,8 @@ from access.support import (
     naively_allows,
     naively_allows_everywhere,
 )
-from trio_nsq.access.auth_file import parse_auth_file, token_digest
-from trio_nsq.access.policy import ROLES, Identity, Policy, Rule
+from trio_nsq.access.auth_file import parse_auth_file
+from trio_nsq.access.policy import ROLES, Identity, Policy, Rule, token_digest
 
 NAMES = st.sampled_from(["orders", "orders.eu", "clicks", "o", "ors", "orders#ephemeral", "none"])
 PATTERNS = st.lists(

@@ -22,7 +22,7 @@ from trio_nsq.broker.state.topic import Topic
 from trio_nsq.event_loop.pacing import Pacing
 from trio_nsq.event_loop.reactor import Poller
 from trio_nsq.log import DiskLog, Files, LogWriteError, RecordBatch
-from trio_nsq.log.write_ahead import WriteAheadFile
+from trio_nsq.log.write_ahead.file import WriteAheadFile
 from trio_nsq.protocol import pack_messages
 
 

@@ -21,7 +21,7 @@ from log.support import (
 )
 from qcli.commands.log.verify import HEADINGS
 from trio_nsq.log import DiskLog
-from trio_nsq.log.write_ahead import WriteAheadFile
+from trio_nsq.log.write_ahead.file import WriteAheadFile
 
 BATCHES = [batch(0, b"a"), batch(1, b"bc", b"def"), batch(3, b"g" * 20)]
 OFFSETS = record_offsets(BATCHES)

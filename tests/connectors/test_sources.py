@@ -13,7 +13,7 @@ import trio
 
 from connectors.mapped_ports import mapped
 from interop.peers import Broker, nsqd, qcli_lookupd, qcli_serve
-from trio_nsq.access.auth_file import token_digest
+from trio_nsq.access.policy import token_digest
 from trio_nsq.client import ConnectionFailed, Consumer, ConsumerOptions, Producer, RequestRefused
 from trio_nsq.connectors.source.batch import Position, Source, SourceBatch
 from trio_nsq.connectors.source.log_source import FoundLog

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trio_nsq.log import DiskLog, Files, Log, LogWriteError, MemoryLog, RecordBatch
 from trio_nsq.log.records import HEADER_BYTES
-from trio_nsq.log.write_ahead import WriteAheadFile
+from trio_nsq.log.write_ahead.file import WriteAheadFile
 from trio_nsq.protocol import pack_messages
 
 FILE_HEADER_BYTES = 52

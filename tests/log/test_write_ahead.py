@@ -9,7 +9,8 @@ import pytest
 
 from log.support import FIRST, HastyFiles, SimulatedDisk, batch, contents, segment_files, sync_now
 from trio_nsq.log import DiskLog, Files, LogWriteError, RecordBatch
-from trio_nsq.log.write_ahead import Replay, WriteAheadFile
+from trio_nsq.log.write_ahead.file import WriteAheadFile
+from trio_nsq.log.write_ahead.replay import Replay
 
 
 class Ahead:

@@ -14,7 +14,7 @@ import trio
 
 from broker.support import PATIENCE_S, time_limit
 from interop.peers import nsqlookupd
-from trio_nsq.access.auth_file import token_digest
+from trio_nsq.access.policy import token_digest
 from trio_nsq.log import Files
 from trio_nsq.lookup.service.options import LookupdOptions
 from trio_nsq.lookup.service.server import serve

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from trio_nsq.log import Files
-from trio_nsq.nsqd_import import NsqdFolder, import_topics
+from trio_nsq.nsqd_import.importer import import_topics
+from trio_nsq.nsqd_import.nsqd_folder import NsqdFolder
 
 OPERATIONS = (
     *("create", "write", "truncate", "sync", "unlink", "replace", "rename"),

@@ -19,15 +19,9 @@ from trio_nsq.broker import StartupError
 from trio_nsq.broker.storage.data_folder import DataFolder
 from trio_nsq.broker.storage.verify import topic_folders, verify_topic
 from trio_nsq.log import DiskLog, Files, LogWriteError
-from trio_nsq.nsqd_import import (
-    IfExists,
-    ImportRefused,
-    NsqdFolder,
-    Outcome,
-    TopicReport,
-    import_topics,
-    queue_bytes,
-)
+from trio_nsq.nsqd_import.importer import IfExists, Outcome, TopicReport, import_topics, queue_bytes
+from trio_nsq.nsqd_import.nsqd_folder import NsqdFolder
+from trio_nsq.nsqd_import.nsqd_metadata import ImportRefused
 
 TESTS = Path(__file__).parents[1]
 NAMES = ["clicks", "orders", "quiet"]

@@ -30,15 +30,11 @@ from typing import Any, Literal, cast
 
 from ..protocol import NSQError
 from .patterns import ALL, compile_glob
-from .policy import ROLES, Grant, Identity, Policy, Role, is_everywhere, token_digest
-
-__all__ = ["AuthFileError", "read_auth_file", "token_digest"]
+from .policy import ROLES, Grant, Identity, Policy, Role, is_everywhere
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}", re.ASCII)
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
-
-
 _HEADER = re.compile(
     r"""[ \t]*(?:\[\[[ \t]*(["']?)(token|certificate)\1[ \t]*\]\]|\[[ \t]*(["']?)(anonymous)\3[ \t]*\])[ \t]*(?:#.*)?"""
 )

@@ -10,7 +10,7 @@ import trio
 
 from ..event_loop.retries import Delays
 from ..log import ALL_STABLE, Log, LogError, is_disk_full
-from ..log.write_ahead import Replay
+from ..log.write_ahead.replay import Replay
 from .clock import BrokerClock
 from .delivery import Deliverer
 from .state.broker import Broker

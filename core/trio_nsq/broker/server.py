@@ -15,7 +15,8 @@ from ..access.audit_writer import AuditWriter
 from ..access.authentication import Authentication
 from ..event_loop.reactor import Poller
 from ..log import ALL_STABLE, DiskLog, Log, LogError, LogWriteError, MemoryLog, is_disk_full, reasonable_limit
-from ..log.write_ahead import Replay, WriteAheadFile
+from ..log.write_ahead.file import WriteAheadFile
+from ..log.write_ahead.replay import Replay
 from ..platform.checksum import crc32
 from ..protocol import is_ephemeral
 from ..server.admission import Admission

@@ -7,8 +7,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from trio_nsq.access.auth_file import token_digest
-from trio_nsq.access.policy import ROLES
+from trio_nsq.access.policy import ROLES, token_digest
 
 SECRETS = {role: f"qnsq_{role}_of-a-test" for role in (*ROLES, "all")}
 UNKNOWN = "qnsq_nobody_knows-this-one"

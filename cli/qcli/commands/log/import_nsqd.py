@@ -20,7 +20,8 @@ from .findings import finding_lines, finding_record
 from .paths import is_data_folder
 
 if TYPE_CHECKING:
-    from trio_nsq.nsqd_import import NsqdFolder, TopicReport
+    from trio_nsq.nsqd_import.importer import TopicReport
+    from trio_nsq.nsqd_import.nsqd_folder import NsqdFolder
 
 HEADINGS = ("TOPIC", "CHANNEL", "PAUSED", "OUTCOME", "MESSAGES", "ATTEMPTED", "SIZE")
 _LEFT_COLUMNS = 4
@@ -95,7 +96,7 @@ def command(nsqd_data_path: Path, data_path: Path, if_exists: str, dry_run: bool
 
     nsqd's folder does not change. No nsqd and no broker may be running in the two folders.
     """
-    from trio_nsq.nsqd_import import NsqdFolder
+    from trio_nsq.nsqd_import.nsqd_folder import NsqdFolder
 
     _refuse_ours(nsqd_data_path)
     with closing(NsqdFolder(nsqd_data_path)) as source:
@@ -116,8 +117,8 @@ def command(nsqd_data_path: Path, data_path: Path, if_exists: str, dry_run: bool
 def _refuse_ours(path: Path) -> None:
     """Raises Failure if the folder is a data folder of `qcli serve`."""
     from trio_nsq.broker.storage.data_folder import BROKER_FILE, NSQD_FILE
-    from trio_nsq.nsqd_import import ImportRefused
     from trio_nsq.nsqd_import.nsqd_folder import lock
+    from trio_nsq.nsqd_import.nsqd_metadata import ImportRefused
 
     if (path / NSQD_FILE).exists() or not ((path / BROKER_FILE).exists() or is_data_folder(path)):
         return
@@ -140,7 +141,7 @@ def _import(
     Raises ImportRefused, StartupError, LogError or OSError before anything was imported.
     """
     from trio_nsq import NSQError
-    from trio_nsq.nsqd_import import IfExists, Outcome, import_topics, queue_bytes
+    from trio_nsq.nsqd_import.importer import IfExists, Outcome, import_topics, queue_bytes
 
     reports: list[TopicReport] = []
     with byte_progress(queue_bytes(source), "Reading" if dry_run else "Importing") as progress:

@@ -66,7 +66,7 @@ def command(path: Path, form: str) -> int:
     reads, and needs no broker; a broker may be running in the folder. What a power cut left only in the write-ahead log
     counts as stored: the next start of the broker writes it to the topic.
     """
-    from trio_nsq.log.write_ahead import replayed_files
+    from trio_nsq.log.write_ahead.replay import replayed_files
 
     found = places(path)
     above = (folder for folder in [path, *path.resolve().parents][:4] if is_data_folder(folder))

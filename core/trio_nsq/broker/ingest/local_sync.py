@@ -23,7 +23,7 @@ import trio
 from ...event_loop.pacing import Pacing
 from ...event_loop.reactor import Poller
 from ...log.interface import SyncPoint
-from ...log.write_ahead import WriteAheadFile
+from ...log.write_ahead.file import WriteAheadFile
 from ..state.topic import Topic
 from .write_ahead import WriteAhead
 

@@ -20,7 +20,7 @@ from ...event_loop.pacing import Pacing
 from ...event_loop.retries import Delays
 from ...log import LogWriteError
 from ...log.records import UnsyncedPart
-from ...log.write_ahead import WriteAheadFile
+from ...log.write_ahead.file import WriteAheadFile
 from ..state.topic import Topic
 
 logger: logging.Logger = logging.getLogger("trio_nsq.broker")

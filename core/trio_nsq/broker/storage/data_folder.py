@@ -42,7 +42,7 @@ from typing import Any, NamedTuple, NewType
 from ...archive import OWNER_FILE
 from ...log import Files, LogReadError, OpenFiles, is_disk_full, reasonable_limit
 from ...log.files import NO_FILE, temporary_of
-from ...log.write_ahead import write_ahead_files
+from ...log.write_ahead.file import write_ahead_files
 from ...platform.checksum import crc32
 from ...platform.folder_locks import lock_holder
 from ...protocol import is_valid_name

@@ -13,7 +13,7 @@ from ...log.disk.history import read_archived
 from ...log.inspection.carried_forward import scan_carried_forward
 from ...log.inspection.findings import NOT_SERVED, Finding, Kind
 from ...log.inspection.verify import LogReport, Progress, verify_log
-from ...log.write_ahead import write_ahead_files
+from ...log.write_ahead.file import write_ahead_files
 from ...protocol import is_valid_name
 from ..state.cache import BatchCache
 from ..state.checkpoint import first_needed, known_end, stable_end, unfinished_in
