@@ -291,7 +291,10 @@ async def test_dead_letter_is_published_before_its_message_is_finished(broker: F
     ("options", "text"),
     [
         ({"given_up": Works()}, "max_attempts is 0"),
-        ({"dead_letter_topic": "dead"}, "max_attempts is 0"),
+        (
+            {"dead_letter_topic": "dead"},
+            "max_attempts is 0, no limit; with given_up or dead_letter_topic it must",
+        ),
         ({"max_attempts": 1, "dead_letter_topic": "topic"}, "the topic itself"),
         ({"max_attempts": 1, "dead_letter_topic": "a b"}, "not a valid topic name"),
         ({"max_attempts": 1, "dead_letter_topic": "dead", "given_up": Works()}, "both given"),

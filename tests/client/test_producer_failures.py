@@ -1,11 +1,13 @@
 """Tests for publishes that are refused, cancelled, or lost with their connection at every step."""
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
+from broker.support import running_broker
 from client.support.fake_broker import (
     FakeBroker,
     Peer,
@@ -19,7 +21,7 @@ from client.support.fake_broker import (
     within_the_reply,
 )
 from client.support.producers import Outcome, accept, opened
-from trio_nsq.client import BrokerError, ConnectionFailed, ConnectionLost, Producer, PublishFailed
+from trio_nsq.client import BrokerError, ConnectionFailed, ConnectionLost, Consumer, Producer, PublishFailed
 from trio_nsq.protocol import pack_messages
 from trio_nsq.protocol.frames import HEARTBEAT_FRAME, OK_FRAME, encode_error
 
@@ -405,3 +407,14 @@ async def test_cancelled_list_sends_no_more(broker: FakeBroker) -> None:
         await peer.send(OK_FRAME * 2)
         await other.success()
         await peer.expect_nothing()
+
+
+async def test_limits_that_a_broker_refuses_to_exceed_are_named(tmp_path: Path) -> None:
+    """Its texts, which are nsqd's, name no option."""
+    async with running_broker(tmp_path / "d") as bound:
+        with pytest.raises(ConnectionFailed, match="msg_timeout_s is above the broker's --max-msg-timeout"):
+            async with Consumer("t", "c", nsqd_tcp_addresses=[bound.tcp_address], msg_timeout_s=100_000):
+                pass
+        async with Producer(bound.tcp_address) as producer:
+            with pytest.raises(PublishFailed, match="the delay, in ms, is above the broker's --max-defer"):
+                await producer.publish("t", b"x", defer_s=800 * 86_400)

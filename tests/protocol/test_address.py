@@ -67,6 +67,14 @@ def test_invalid_address_is_refused_with_its_text(text: str) -> None:
         assert repr(text) in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["http://host:4150", "tcp://[::1]:4150", "https://host"])
+def test_scheme_is_what_the_error_names(text: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"has a scheme; write it as host:port, without {text.partition(':')[0]}://"
+    ):
+        parse_address(text)
+
+
 @pytest.mark.parametrize(
     ("address", "text"),
     [

@@ -110,6 +110,14 @@ class ConnectionLost(NSQError):
         self.reason = reason
 
 
+_HINTS = {
+    "(TLS required)": "set tls_v1=True",
+    "IDENTIFY msg timeout (": "msg_timeout_s is above the broker's --max-msg-timeout",
+    "DPUB timeout ": "the delay, in ms, is above the broker's --max-defer, or --max-req-timeout of nsqd",
+}
+"""What to do, by a part of a broker's text, which is nsqd's, too."""
+
+
 class BrokerError(NSQError):
     """The broker answered with an error frame.
 
@@ -120,8 +128,8 @@ class BrokerError(NSQError):
     """
 
     def __init__(self, address: str, code: str, text: str) -> None:
-        hint = "; set tls_v1=True" if "(TLS required)" in text else ""
-        super().__init__(f"{address} answered {code} {text}".rstrip() + hint)
+        hints = [hint for part, hint in _HINTS.items() if part in text]
+        super().__init__("; ".join([f"{address} answered {code} {text}".rstrip(), *hints]))
         self.address = address
         self.code = code
         self.text = text

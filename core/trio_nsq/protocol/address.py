@@ -24,6 +24,9 @@ def parse_address(text: str, default_port: int | None = None) -> tuple[str, int]
     Raises:
         ValueError: The address is invalid, or the port is not within 1..65535.
     """
+    if "://" in text:
+        scheme = text.partition("://")[0]
+        raise ValueError(f"address {text!r} has a scheme; write it as host:port, without {scheme}://")
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):

@@ -488,7 +488,9 @@ class Consumer:
         check_int("max_attempts", max_attempts, 0)
         check_type("auto_touch", auto_touch, bool)
         if given_up is not None and not max_attempts:
-            raise ValueError("max_attempts is 0, no limit, so no message is given up; it must be at least 1")
+            raise ValueError(
+                "max_attempts is 0, no limit; with given_up or dead_letter_topic it must be at least 1"
+            )
         self._make_room_for(concurrency)
         self._check_entered()
         handling = Handling(
