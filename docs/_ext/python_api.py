@@ -9,6 +9,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
@@ -218,7 +219,10 @@ def _find_in(path: Path, name: str) -> tuple[Path, ast.stmt]:
                 return path, node
             case ast.ImportFrom():
                 for alias in node.names:
-                    if (alias.asname or alias.name) == name:
+                    if alias.name == "*":
+                        with suppress(LookupError):
+                            return _find_in(_imported(path, node), name)
+                    elif (alias.asname or alias.name) == name:
                         return _find_in(_imported(path, node), alias.name)
     raise LookupError(f"{name} is not defined in {path}")
 
