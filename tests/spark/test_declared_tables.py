@@ -113,6 +113,9 @@ def test_a_table_that_appears_gets_all_retained_messages(
     own.http("POST", "/channel/empty", topic="clicks", channel="other")
     folder = ("--iceberg-folder", str(tmp_path / "lake"))
     with pipeline(qcli, *folder) as running:
+        assert "This command waits for one." in hear(
+            running, "Note: no topic declares a table: qcli topic set "
+        )
         declare(own, "clicks", declared)
         assert seqs(running) == list(range(20))
         qcli.publish("clicks", numbers(5))

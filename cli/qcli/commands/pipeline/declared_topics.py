@@ -21,6 +21,7 @@ from ...framework.errors import Failure
 from ...framework.output import print_diagnostic
 from ..to_parquet.brokers import check_encryption
 from ..to_parquet.options import ToParquetOptions
+from .options import NO_TABLE
 from .sections import TableSections
 
 
@@ -46,6 +47,7 @@ class DeclaredTopics:
         self._current: dict[str, DeclaredTable] = {}
         self._memories: dict[tuple[str, DeclaredTable], ExportMemory] = {}
         self._told: set[str] = set()  # topics with a channel and without a table
+        self._has_found = False  # anything, or told that there is nothing yet
 
     def find(self) -> list[TopicSource]:
         """Return the topics. Raises Failure: no broker and no discovery service has answered yet."""
@@ -64,6 +66,9 @@ class DeclaredTopics:
         self._note_changes(
             {source.request.topic: declared.tables[source.request.topic] for source in found}, problems
         )
+        if not (self._has_found or found or problems):
+            self._note(f"{NO_TABLE}. This command waits for one.")
+        self._has_found = True
         return found
 
     def options_of(self, topic: str) -> ToParquetOptions:

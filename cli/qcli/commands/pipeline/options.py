@@ -1,4 +1,4 @@
-"""Options that commands of `qcli pipeline` share."""
+"""Options and texts that commands of `qcli pipeline` share."""
 
 from collections.abc import Callable
 
@@ -11,6 +11,7 @@ TABLES = "Tables"
 MONITORING = "Monitoring"
 CHANNEL = "tables"
 """The default of `--channel`."""
+NO_TABLE = "no topic declares a table: qcli topic set TOPIC table=delta:URL"
 
 
 def _channel(text: str) -> str:

@@ -24,7 +24,7 @@ from ...framework.options import output_format
 from ...records.topics import PipelineTableRecord
 from ...terminal.figures import age, short_count
 from ...terminal.fitted_table import Column, fitted_table, output_width
-from .options import channel_option, status_address_option
+from .options import NO_TABLE, channel_option, status_address_option
 
 _MS_PER_S = 1000
 
@@ -72,7 +72,7 @@ def status(brokers: Brokers, channel: str, http_address: str | None, form: str) 
         output.write(fitted_table(_columns(time.time()), records, output_width()))
         output.write_lines(dict.fromkeys(record["error"] for record in records if record["error"]))
     else:
-        output.print_diagnostic("Note: no topic declares a table: qcli topic set TOPIC table=delta:URL")
+        output.print_diagnostic(f"Note: {NO_TABLE}")
     answers.check()
     return ExitCode.FAILURE if any(record["error"] for record in records) else ExitCode.OK
 
