@@ -275,6 +275,58 @@ def test_another_number_of_processes(tmp_path: Path, growing: bool) -> None:
         assert node.channel("t", "c")["depth"] == (2 if growing else 4)
 
 
+def test_a_new_process_begins_with_the_channels_of_the_others(tmp_path: Path) -> None:
+    """Otherwise a channel without a consumer would not get what the process stores."""
+    with running_node(tmp_path, 2) as node:
+        assert node.post("/topic/create?topic=t")[0] == 200
+        for index, channel in enumerate(("first", "second")):  # as after a request to one process
+            own = node.processes[index]["http_address"]
+            assert node.post(f"/channel/create?topic=t&channel={channel}", at=own)[0] == 200
+        assert node.post("/channel/pause?topic=t&channel=second")[0] == 200
+        assert (
+            node.request("PUT", "/channel/settings?topic=t&channel=first", b'{"max_attempts": 7}')[0] == 200
+        )
+        assert node.request("PUT", "/topic/settings?topic=t", b'{"retention_time_ms": 90000}')[0] == 200
+        assert node.post("/topic/create?topic=empty")[0] == 200
+        assert node.post("/channel/create?topic=t&channel=here%23ephemeral")[0] == 200
+        node.publish_at(0, "t", "before")
+        assert node.stop()[0] == 0
+    (tmp_path / "data" / ".new-process-2" / "topics").mkdir(parents=True)  # of a start that was killed
+    with running_node(tmp_path, 4) as node:
+        for index in (2, 3):
+            own = node.processes[index]["http_address"]
+            found = json.loads(node.get("/definitions", own)[1])["topics"]
+            assert [each["topic_name"] for each in found] == ["empty", "t"]
+            assert found[0]["channels"] == []
+            assert found[1]["settings"]["retention_time_ms"] == 90000
+            channels = {each["channel_name"]: each for each in found[1]["channels"]}
+            assert {name: each["paused"] for name, each in channels.items()} == {
+                "first": False,
+                "second": True,
+            }
+            assert channels["first"]["settings"]["max_attempts"] == 7
+            node.publish_at(index, "t", "after")
+            assert [node.channel("t", name, index)["depth"] for name in channels] == [1, 1]
+        assert node.channel("t", "first")["depth"] == 3
+        code, log = node.stop()
+    assert code == 0
+    assert "ERROR" not in log
+    assert "WARNING" not in log
+
+
+def test_a_damaged_state_makes_no_new_process_fail(tmp_path: Path) -> None:
+    with running_node(tmp_path, 1) as node:
+        for topic in ("a", "b"):
+            assert node.post(f"/topic/create?topic={topic}")[0] == 200
+        assert node.stop()[0] == 0
+    for name in ("state.json", "state.json.previous"):
+        (tmp_path / "data/process-0/topics/a.topic" / name).write_bytes(b"{")
+    with running_node(tmp_path, 2) as node:
+        own = node.processes[1]["http_address"]
+        found = json.loads(node.get("/definitions", own)[1])["topics"]
+        assert [each["topic_name"] for each in found] == ["b"]
+
+
 def test_a_stray_folder_starts_no_processes(tmp_path: Path) -> None:
     (tmp_path / "data" / "process-4000000000").mkdir(parents=True)
     assert "at most 256 processes" in refusal(tmp_path, "--processes", "auto")

@@ -15,6 +15,7 @@ import click
 import trio
 
 from trio_nsq.broker import BrokerOptions
+from trio_nsq.broker.node.new_folders import make_new_folders
 from trio_nsq.broker.node.supervisor import READY, Supervisor
 from trio_nsq.broker.server import default_node_id
 from trio_nsq.broker.siblings import Counts, Kind, Siblings
@@ -184,6 +185,7 @@ def run_processes(ctx: click.Context, options: BrokerOptions) -> BrokerProcess |
     node = _Node(options, count, values, log_line)
     with node:
         trio.run(node.open)
+        make_new_folders(options.data_path, count)
         supervisor = Supervisor(node.names, count, node, alive_interval_s())
         gc.freeze()  # collections in the processes would copy what they share
         index = supervisor.run()

@@ -255,6 +255,37 @@ def additions_of(state: dict[str, Any] | None) -> list[Addition]:
     ]
 
 
+def without_messages(states: Sequence[dict[str, Any]]) -> bytes:
+    """Return the state of a new topic that has what these states of topics with its name have, but no message.
+
+    That is all channels, paused if one of them is, and the settings in the first state that has them.
+
+    Raises:
+        KeyError, TypeError, ValueError: One is not valid.
+    """
+    channels: dict[str, dict[str, Any]] = {}
+    for state in states:
+        created = ({"name": name} for each in additions_of(state) for name in each.names)
+        for each in chain(state["channels"], created):
+            channel = channels.setdefault(
+                str(each["name"]), {"paused": False, "settings": dict(each.get("settings", {}))}
+            )
+            channel["paused"] |= bool(each.get("paused", False))
+    topic = {
+        "format": STATE_FORMAT,
+        "name": states[0]["name"],
+        "paused": any(bool(state["paused"]) for state in states),
+        "settings": states[0]["settings"],
+        **dict.fromkeys(("distribution_point", "end", "settled", "ephemeral_needed"), 0),
+        "waiting_deferred": [],
+        "channels": [
+            {"name": name, **channel, "cursor": 0, "holes": [], "unfinished": [], "deferred": []}
+            for name, channel in channels.items()
+        ],
+    }
+    return json.dumps(topic, separators=(",", ":")).encode()
+
+
 def known_end(state: dict[str, Any]) -> int:
     """Return the sequence up to which a saved state knows of messages. Raises as `additions_of`."""
     return max(int(state["end"]), *(each.high_watermark for each in additions_of(state)), 0)
