@@ -413,6 +413,24 @@ def test_http_address_alone_is_noted(run_here: Run, tmp_path: Path, line: str, s
         assert (result.code, note in result.err) == (1, noted), result.err
 
 
+@pytest.mark.parametrize("address", ["prod.example.com:4151", "https://10.1.2.3:4152", "[2001:db8::1]:4151"])
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [("pub t", "messages go to"), ("tail t", "messages come from"), ("replay t other", "messages go to")],
+)
+def test_http_address_of_another_machine_needs_the_tcp_address(
+    run_here: Run, line: str, says: str, address: str
+) -> None:
+    """Otherwise messages would go to the broker of this machine, or come from it."""
+    result = run_here(Cli("", ""), *line.split(), "--nsqd-http-address", address)
+    assert result.code == ExitCode.USAGE
+    host = address.removeprefix("https://").rpartition(":")[0]
+    assert result.err.endswith(
+        f"Error: --nsqd-http-address is {address}, and without --nsqd-tcp-address {says} 127.0.0.1:4150. Give "
+        f"--nsqd-tcp-address of the broker, such as {host}:4150.\n"
+    )
+
+
 def test_servers_use_the_last_value_as_in_go(tmp_path: Path) -> None:
     flags = ["-max-msg-size", "1000", "--max-msg-size=2000", "--snappy", "--snappy=false"]
     with qcli_serve(tmp_path / "data", *flags) as broker:

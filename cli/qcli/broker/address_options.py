@@ -4,6 +4,8 @@ from typing import Any
 
 import click
 
+from trio_nsq.protocol.address import format_address, host_of, is_loopback
+
 from ..framework import params
 from ..framework.options import Decorator, all_of, option, several
 from ..framework.output import print_diagnostic
@@ -92,21 +94,36 @@ def http_addresses(text: str) -> Decorator:
     )
 
 
-def note_default_tcp_address(what: str) -> None:
-    """Print a note if the command line sets the HTTP address only, and the TCP address is the default.
+def check_default_tcp_address(what: str) -> None:
+    """Check that this machine is meant if the command line sets the HTTP address only, and print a note.
 
     A user who knows one address may expect that the command uses that broker for everything.
 
     Args:
         what: What the command does with the TCP address, such as `messages go to`.
+
+    Raises:
+        UsageError: The HTTP address is of another machine than the default TCP address.
     """
     sources: dict[str, click.core.ParameterSource | None] = {}
+    names: dict[str, str] = {}
     ctx = click.get_current_context()
+    if ctx.params.get("lookupd_addresses"):
+        return  # instead of the default
     for param in ctx.command.params:
         if {TCP_OPTION, HTTP_OPTION} & set(param.opts) and param.name:
             sources[param.opts[0]] = ctx.get_parameter_source(param.name)
+            names[param.opts[0]] = param.name
     typed, default = click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.DEFAULT
     if (sources[HTTP_OPTION], sources[TCP_OPTION]) == (typed, default):
+        value = ctx.params[names[HTTP_OPTION]]
+        for address in (value,) if isinstance(value, str) else value:
+            host = host_of(address)
+            if host and not is_loopback(host):
+                raise click.UsageError(
+                    f"{HTTP_OPTION} is {address}, and without {TCP_OPTION} {what} {DEFAULT_TCP_ADDRESS}. Give "
+                    f"{TCP_OPTION} of the broker, such as {format_address(host, 4150)}."
+                )
         print_diagnostic(
             f"Note: {HTTP_OPTION} is not for all requests: {what} {DEFAULT_TCP_ADDRESS}, see {TCP_OPTION}."
         )

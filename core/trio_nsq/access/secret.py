@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import TypeAlias
 
-from ..protocol.address import is_loopback
+from ..protocol.address import host_of, is_loopback
 from ..protocol.errors import NSQError
 
 StrPath: TypeAlias = str | PathLike[str]
@@ -131,8 +131,7 @@ def warn_in_clear(address: str) -> None:
     Args:
         address: `host:port`.
     """
-    host = address.rpartition(":")[0].strip("[]")
-    if not is_loopback(host):
+    if not is_loopback(host_of(address)):
         _log_once(
             logging.WARNING,
             "the secret is sent to %s without encryption, so others in the network can read it: use TLS",

@@ -134,9 +134,9 @@ def is_ip_peer(text: str) -> bool:
         return False
 
 
-def host_of(peer: str) -> str:
-    """Return the host of a client's address in the form of `format_peer`; empty for a unix socket."""
-    return peer.rpartition(":")[0].strip("[]")
+def host_of(address: str) -> str:
+    """Return the host of an address, of a server or in the form of `format_peer`; empty for a unix socket."""
+    return "" if is_unix_path(address) else address.removeprefix("https://").rpartition(":")[0].strip("[]")
 
 
 def network_of(host: str) -> str:

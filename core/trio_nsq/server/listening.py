@@ -14,7 +14,7 @@ from typing import TypeAlias
 import trio
 
 from ..event_loop.reactor import RESTING, PolledEndpoint, Poller
-from ..protocol.address import format_address, format_peer, is_unix_path
+from ..protocol.address import format_address, format_peer, host_of, is_unix_path
 from ..protocol.errors import StartupError
 
 logger: logging.Logger = logging.getLogger("trio_nsq.server.listening")
@@ -51,7 +51,7 @@ def loopback_host(address: str) -> str | None:
     """Return the host of a bound loopback address; None for any other address."""
     if is_unix_path(address):
         return None
-    host = address.rpartition(":")[0].strip("[]")
+    host = host_of(address)
     return host if ipaddress.ip_address(host.partition("%")[0]).is_loopback else None
 
 

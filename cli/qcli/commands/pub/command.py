@@ -5,9 +5,9 @@ import click
 from ...broker.address_options import (
     HTTP_OPTION,
     TCP_OPTION,
+    check_default_tcp_address,
     http_addresses,
     lookupd_addresses,
-    note_default_tcp_address,
     tcp_addresses,
 )
 from ...broker.connection_options import tcp_connection
@@ -208,8 +208,8 @@ def command(options: PubOptions) -> int:
     """
     options = options.resolve()
     options.check()
+    check_default_tcp_address("messages go to")
     brokers = options.brokers()
-    note_default_tcp_address("messages go to")
 
     import time
 

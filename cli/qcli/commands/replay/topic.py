@@ -16,7 +16,7 @@ from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.protocol.address import is_unix_path
 from trio_nsq.text.wording import count_of
 
-from ...broker.address_options import HTTP_OPTION, TCP_OPTION, note_default_tcp_address
+from ...broker.address_options import HTTP_OPTION, TCP_OPTION, check_default_tcp_address
 from ...broker.admin_client import AdminClient
 from ...broker.brokers import Brokers, combined
 from ...broker.connection_options import ConnectOptions
@@ -65,7 +65,7 @@ def replay_topic(options: ReplayOptions) -> ExitCode:
     brokers = options.brokers()
     destinations = options.destinations(brokers)
     if not options.dry_run and not brokers.is_fleet:
-        note_default_tcp_address("messages go to")
+        check_default_tcp_address("messages go to")
     if not brokers.is_fleet:
         ((address, destination),) = destinations.items()
         return _replay_from(options, _Route(address, destination or "", options.count, brokers))[0]

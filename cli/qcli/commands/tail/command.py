@@ -3,9 +3,9 @@
 import click
 
 from ...broker.address_options import (
+    check_default_tcp_address,
     http_addresses,
     lookupd_addresses,
-    note_default_tcp_address,
     tcp_addresses,
 )
 from ...broker.connection_options import tcp_connection
@@ -136,8 +136,7 @@ def command(options: TailOptions) -> int:
         from .read_log import tail_log
 
         return _ended(tail_log(options))
-    if not options.lookupd_addresses:
-        note_default_tcp_address("messages come from")
+    check_default_tcp_address("messages come from")
     from ...framework.signals import run_trio
     from .consume import tail_channels
 

@@ -18,7 +18,7 @@ from ...http.serving import log_request, peer_of, serve_connection
 from ...http.upgrade import CLUSTER_PROTOCOL
 from ...http.web_pages import HostNames
 from ...log import LogError
-from ...protocol.address import is_unix_path
+from ...protocol.address import host_of, is_unix_path
 from ...server.body_memory import BodyMemoryLimit
 from ...server.listening import port_of
 from ..addresses import BoundAddresses, Broadcast
@@ -166,7 +166,7 @@ def host_names(options: BrokerOptions, bound: BoundAddresses) -> Iterable[str]:
     yield Broadcast.of(options, bound).address
     for address in (options.http_address, options.https_address):
         if not is_unix_path(address):
-            yield address.rpartition(":")[0].strip("[]")
+            yield host_of(address)
 
 
 def log_unless_publish(request: Request, status: int, elapsed_s: float) -> None:

@@ -15,7 +15,7 @@ from ...client.connection.options import ConnectionSettings
 from ...client.errors import BrokerUnreachable, ConnectionFailed, NotABroker, RequestRefused
 from ...client.http.broker_http import BrokerHTTP
 from ...fleet.identity import BrokerIdentity
-from ...protocol.address import format_address, is_loopback, is_unix_path
+from ...protocol.address import format_address, host_of, is_loopback
 from ...protocol.limits import MIB
 from .options import BrokerAddresses, SourceOptions
 
@@ -23,7 +23,6 @@ logger: logging.Logger = logging.getLogger("trio_nsq.connectors")
 
 _Answer = TypeVar("_Answer")
 _Argument = TypeVar("_Argument")
-_HTTPS = "https://"
 _MAX_ANSWER_BYTES = 64 * MIB
 """The statistics of 100,000 topics have about 30 MB."""
 
@@ -180,9 +179,7 @@ def _is_same_address(one: str, other: str) -> bool:
 
 
 def _host(address: str) -> str:
-    return (
-        "localhost" if is_unix_path(address) else address.removeprefix(_HTTPS).rpartition(":")[0].strip("[]")
-    )
+    return host_of(address) or "localhost"
 
 
 def _is_same_host(one: str, other: str) -> bool:

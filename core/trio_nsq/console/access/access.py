@@ -16,7 +16,7 @@ from ...access.auth_file import AuthFileError, read_auth_file
 from ...access.policy import Identity, Policy
 from ...http.credentials import token_of
 from ...http.web_pages import HostNames
-from ...protocol.address import is_loopback
+from ...protocol.address import host_of, is_loopback
 from ...protocol.errors import StartupError
 from ..fleet.watcher import Watcher
 from ..oidc.login import OIDCLogins
@@ -96,7 +96,7 @@ class Access:
         self._brokers = BrokerLogins(upstream, watcher, lends_credentials=_has_credentials(options))
         self._attempts = Attempts()
         self._failures = FailedAttempts()
-        host = options.http_address.rpartition(":")[0].strip("[]")
+        host = host_of(options.http_address)
         self._is_local = is_loopback(host) and options.base_path == "/"  # only a proxy needs another path
         self.hosts: HostNames = HostNames(
             [*options.http_allowed_hosts, host] if host else options.http_allowed_hosts
