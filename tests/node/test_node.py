@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,18 @@ def test_a_client_is_served_while_a_process_hangs(tmp_path: Path) -> None:
             assert node.post("/pub?topic=t", b"x") == (200, b"OK")
             os.kill(pid, signal.SIGCONT)
         assert [node.stats(index)["topics"][0]["depth"] for index in range(2)] == [1, 1]
+
+
+def test_ping_answers_soon_if_a_process_hangs(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        assert node.get("/ping") == (200, b"OK")
+        pid = node.pid_of(1)
+        suspend(pid)
+        began_s = time.monotonic()
+        assert node.get("/ping") == (500, b"NOK - process 1 does not answer")
+        assert time.monotonic() - began_s < 20  # other requests wait for 30 s
+        os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: node.get("/ping") == (200, b"OK"))
 
 
 def test_the_sum_of_the_statistics(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ with the client's token, and their answers become one.
 """
 
 import json
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -29,6 +30,8 @@ from .sums import Steps, encode_json, label_metrics, merge_definitions, merge_di
 _Result = TypeVar("_Result")
 _CONNECT_S: Final = 2.0
 _ANSWER_S: Final = 30.0
+_PING_S: Final = 2.0
+"""Those who ask for the health of a node do not wait as long as for other answers."""
 _RESTART_S: Final = 1.0
 """A process that has ended is usually there again within this time."""
 _POLL_S: Final = 0.05
@@ -118,7 +121,7 @@ class Front:
 
     async def ping(self, request: Request) -> Response:
         """Answer `OK` if all processes do; else 500, and the first reason."""
-        for index, answer in enumerate(await self._ask_all(request)):
+        for index, answer in enumerate(await self._ask_all(request, within_s=_PING_S)):
             if answer is None:
                 return Response.text(f"NOK - process {index} does not answer", 500)
             if answer.status != 200:
@@ -241,12 +244,15 @@ class Front:
 
     # ------------------------------------------------------------------ requests
 
-    async def _ask_all(self, request: Request, target: str | None = None) -> list[Response | None]:
+    async def _ask_all(
+        self, request: Request, target: str | None = None, *, within_s: float = math.inf
+    ) -> list[Response | None]:
         """Send a request to all processes at the same time; None stands for one that does not answer."""
         answers: list[Response | None] = [None] * self._siblings.count
 
         async def ask(index: int) -> None:
-            answers[index] = await self._ask(index, request, target)
+            with trio.move_on_after(within_s):
+                answers[index] = await self._ask(index, request, target)
 
         async with trio.open_nursery() as nursery:
             for index in range(self._siblings.count):
