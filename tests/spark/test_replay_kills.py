@@ -95,7 +95,8 @@ def test_killed_command(qcli: Cli, topic: str, events: Path, tmp_path: Path, kil
 @pytest.mark.slow
 def test_killed_workers(engine: SparkEngine, qcli: Cli, topic: str, events: Path, tmp_path: Path) -> None:
     """Repeated tasks send the same batches again, which the broker does not store again."""
-    request = ReplayRequest(str(events), topic, qcli.http_address, rate=30_000.0)
+    # Slow enough to be in progress still when the workers are found.
+    request = ReplayRequest(str(events), topic, qcli.http_address, rate=8_000.0)
     job = planned(request, tmp_path / "jobs")
     tasks = job.tasks(engine.slots, save_results=False)
     assert len(tasks) >= engine.slots
