@@ -11,7 +11,7 @@ from broker.state import SECOND, Fixture
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.ingest.publication import Publication
 from trio_nsq.broker.server import Server
-from trio_nsq.broker.state.checkpoint import Checkpoint
+from trio_nsq.broker.state.checkpoint import Checkpoint, without_messages
 from trio_nsq.broker.storage.data_folder import DataFolder, decode_state
 from trio_nsq.protocol import pack_messages
 
@@ -138,3 +138,13 @@ async def test_clients_are_served_while_a_large_channel_is_saved(tmp_path: Path)
         == 1
     )
     folder.close()
+
+
+def test_a_state_from_before_there_were_settings_gives_one_without_messages() -> None:
+    channels = [{"name": "c", "paused": True}, {"name": "d", "paused": False}]
+    made = json.loads(without_messages([{"name": "t", "paused": False, "channels": channels}]))
+    assert (made["name"], made["paused"], made["settings"]) == ("t", False, {})
+    assert [(each["name"], each["paused"], each["settings"]) for each in made["channels"]] == [
+        ("c", True, {}),
+        ("d", False, {}),
+    ]

@@ -275,7 +275,7 @@ def without_messages(states: Sequence[dict[str, Any]]) -> bytes:
         "format": STATE_FORMAT,
         "name": states[0]["name"],
         "paused": any(bool(state["paused"]) for state in states),
-        "settings": states[0]["settings"],
+        "settings": states[0].get("settings", {}),
         **dict.fromkeys(("distribution_point", "end", "settled", "ephemeral_needed"), 0),
         "waiting_deferred": [],
         "channels": [
