@@ -105,28 +105,21 @@ def check_default_tcp_address(what: str) -> None:
     Raises:
         UsageError: The HTTP address is of another machine than the default TCP address.
     """
-    sources: dict[str, click.core.ParameterSource | None] = {}
-    names: dict[str, str] = {}
     ctx = click.get_current_context()
-    if ctx.params.get("lookupd_addresses"):
-        return  # instead of the default
-    for param in ctx.command.params:
-        if {TCP_OPTION, HTTP_OPTION} & set(param.opts) and param.name:
-            sources[param.opts[0]] = ctx.get_parameter_source(param.name)
-            names[param.opts[0]] = param.name
-    typed, default = click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.DEFAULT
-    if (sources[HTTP_OPTION], sources[TCP_OPTION]) == (typed, default):
-        value = ctx.params[names[HTTP_OPTION]]
-        for address in (value,) if isinstance(value, str) else value:
-            host = host_of(address)
-            if host and not is_loopback(host):
-                raise click.UsageError(
-                    f"{HTTP_OPTION} is {address}, and without {TCP_OPTION} {what} {DEFAULT_TCP_ADDRESS}. Give "
-                    f"{TCP_OPTION} of the broker, such as {format_address(host, 4150)}."
-                )
-        print_diagnostic(
-            f"Note: {HTTP_OPTION} is not for all requests: {what} {DEFAULT_TCP_ADDRESS}, see {TCP_OPTION}."
-        )
+    sources = [ctx.get_parameter_source(name) for name in ("nsqd_http_addresses", "nsqd_tcp_addresses")]
+    typed_alone = [click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.DEFAULT]
+    if sources != typed_alone or ctx.params.get("lookupd_addresses"):  # discovery replaces the default
+        return
+    for address in ctx.params["nsqd_http_addresses"]:
+        host = host_of(address)
+        if host and not is_loopback(host):
+            raise click.UsageError(
+                f"{HTTP_OPTION} is {address}, and without {TCP_OPTION} {what} {DEFAULT_TCP_ADDRESS}. Give "
+                f"{TCP_OPTION} of the broker, such as {format_address(host, 4150)}."
+            )
+    print_diagnostic(
+        f"Note: {HTTP_OPTION} is not for all requests: {what} {DEFAULT_TCP_ADDRESS}, see {TCP_OPTION}."
+    )
 
 
 def lookupd_addresses(text: str) -> Decorator:

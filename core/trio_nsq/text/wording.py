@@ -21,6 +21,11 @@ def is_or_are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
+def was_or_were(count: int) -> str:
+    """Return the verb for so many things, in the past."""
+    return "was" if count == 1 else "were"
+
+
 def untrusted_certificate(verify_message: str) -> str:
     """Say that a peer's certificate is not trusted, for an error that names the peer.
 

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
 
-from trio_nsq.text.wording import count_of, printable
+from trio_nsq.text.wording import count_of, printable, was_or_were
 
 from ..output import print_diagnostic
 from .setting import LOG_LEVELS
@@ -94,8 +94,8 @@ class _StderrHandler(logging.Handler):
         """Write a line."""
         with self.lock or nullcontext():
             if self._left_out:
-                verb = "was" if self._left_out == 1 else "were"
-                note = f"{count_of(self._left_out, 'line')} of the log {verb} left out: nobody read them"
+                lines = f"{count_of(self._left_out, 'line')} of the log {was_or_were(self._left_out)}"
+                note = f"{lines} left out: nobody read them"
                 record = logging.LogRecord(LIBRARY, logging.WARNING, "", 0, note, (), None)
                 text = f"{self.format(record)}\n{text}"
             if _has_room(len(text.encode(errors="replace")) + 1, 0 if self._left_out else _PATIENCE_S):

@@ -7,7 +7,7 @@ from typing import Any
 from ...api.broker import unchecked_stats
 from ...fleet.changes import Change, Count, removed_by
 from ...fleet.stats import parse_topics
-from ...text.wording import count_of
+from ...text.wording import count_of, is_or_are, was_or_were
 from ..upstream.client import Upstream, UpstreamError
 
 _MORE_MESSAGES = 100
@@ -20,13 +20,13 @@ def surprise(now: Count, shown: Count) -> str:
     A broker that did not answer when it was shown makes a difference, too.
     """
     if is_surprise(now.messages, shown.messages):
-        there, before = count_of(now.messages, "message"), shown.messages
+        there, before, noun = now.messages, shown.messages, "message"
     elif now.channels > shown.channels:
-        there, before = count_of(now.channels, "channel"), shown.channels
+        there, before, noun = now.channels, shown.channels, "channel"
     else:
         return ""
-    verb, were = ("is" if there.startswith("1 ") else "are"), ("was" if before == 1 else "were")
-    return f"Nothing was changed: there {verb} {there} now, and {before:,} {were} shown. Look again."
+    are = f"there {is_or_are(there)} {count_of(there, noun)} now"
+    return f"Nothing was changed: {are}, and {before:,} {was_or_were(before)} shown. Look again."
 
 
 def is_surprise(now: int, shown: int) -> bool:
